@@ -1,0 +1,2 @@
+//! The rfs command.
+fn main() {}

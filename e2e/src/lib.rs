@@ -1,0 +1,1 @@
+//! Mounted tests.

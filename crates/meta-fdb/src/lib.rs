@@ -1,1 +1,169 @@
-//! Placeholder.
+//! The key-value contract over FoundationDB.
+//!
+//! Thin on purpose: FoundationDB has the contract's semantics, so this engine translates calls and errors, puts all
+//! keys below a prefix, and counts bytes so that the limits are told in the same words as elsewhere. The client library
+//! is opened when the first `fdb://` volume is (see `rfs-fdb-dlopen`). Retries are the caller's (`rfs_kv::transact`).
+
+mod network;
+mod txn;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use foundationdb::options::TransactionOption;
+use foundationdb::{Database, FdbError};
+use futures::FutureExt;
+use rfs_kv::{Kv, KvError, Limits, Result, Txn, Watch};
+
+pub use network::stop_network;
+use txn::FdbTxn;
+
+/// How to reach a cluster.
+#[derive(Debug, Clone)]
+pub struct FdbOptions {
+    /// The cluster file; `None` is FoundationDB's default place.
+    pub cluster_file: Option<PathBuf>,
+    /// All keys of the volume start with these bytes; volumes of one cluster need different prefixes.
+    pub prefix: Vec<u8>,
+    /// A transaction that takes longer fails.
+    pub timeout: Duration,
+    /// The client library; `None` is `$RFS_FDB_LIBRARY`, then the system's.
+    pub library: Option<PathBuf>,
+}
+
+impl Default for FdbOptions {
+    fn default() -> FdbOptions {
+        FdbOptions {
+            cluster_file: None,
+            prefix: b"rfs".to_vec(),
+            timeout: Duration::from_secs(10),
+            library: None,
+        }
+    }
+}
+
+/// Why a cluster cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The client library is missing or unusable.
+    #[error(transparent)]
+    Library(#[from] rfs_fdb_dlopen::LoadError),
+    /// The cluster file is missing or not text.
+    #[error("cluster file {0}: {1}")]
+    ClusterFile(PathBuf, String),
+    /// The library refused.
+    #[error("FoundationDB client: {0}")]
+    Client(String),
+    /// Nobody answered in time.
+    #[error("no answer from the FoundationDB cluster within {0:?}: is it running, and is the cluster file right?")]
+    NoAnswer(Duration),
+}
+
+/// A FoundationDB cluster, seen through one prefix.
+pub struct FdbKv {
+    database: Arc<Database>,
+    prefix: Arc<[u8]>,
+    timeout: Duration,
+}
+
+impl FdbKv {
+    /// Loads the client library, starts its network thread (once a process), and checks that the cluster answers.
+    ///
+    /// # Errors
+    /// [`OpenError`]; the text says what to do.
+    pub async fn connect(options: FdbOptions) -> Result<FdbKv, OpenError> {
+        let FdbOptions { cluster_file, mut prefix, timeout, library } = options;
+        if let Some(file) = &cluster_file {
+            std::fs::metadata(file).map_err(|e| OpenError::ClusterFile(file.clone(), e.to_string()))?;
+        }
+        rfs_fdb_dlopen::load(library.as_deref())?;
+        network::start()?;
+        let path = match &cluster_file {
+            Some(file) => Some(
+                file.to_str().ok_or_else(|| OpenError::ClusterFile(file.clone(), "not UTF-8".to_owned()))?,
+            ),
+            None => None,
+        };
+        let database = Database::new(path).map_err(|e| OpenError::Client(e.to_string()))?;
+        // The terminator keeps prefix "a" out of prefix "ab".
+        prefix.push(0);
+        let kv = FdbKv { database: Arc::new(database), prefix: prefix.into(), timeout };
+        let answered = async { kv.begin().await?.get(b"").await };
+        match tokio::time::timeout(timeout, answered).await {
+            Ok(Ok(_)) => Ok(kv),
+            Ok(Err(KvError::Unavailable(text))) if !text.contains("timed out") => Err(OpenError::Client(text)),
+            Ok(Err(_)) | Err(_) => Err(OpenError::NoAnswer(timeout)),
+        }
+    }
+
+    fn transaction(&self) -> Result<foundationdb::Transaction> {
+        let txn = self.database.create_trx().map_err(told)?;
+        let timeout_ms = i32::try_from(self.timeout.as_millis()).unwrap_or(i32::MAX);
+        txn.set_option(TransactionOption::Timeout(timeout_ms)).map_err(told)?;
+        Ok(txn)
+    }
+}
+
+#[async_trait]
+impl Kv for FdbKv {
+    fn limits(&self) -> Limits {
+        Limits::STRICTEST
+    }
+
+    async fn begin(&self) -> Result<Arc<dyn Txn>> {
+        let txn = self.transaction()?;
+        // The read version is needed by the first read or by the commit anyway; asking for it here makes the
+        // transaction's place in the order of commits the one that the contract promises, at no further round trip.
+        txn.get_read_version().await.map_err(told)?;
+        Ok(Arc::new(FdbTxn::new(txn, Arc::clone(&self.prefix))))
+    }
+
+    async fn sync(&self) -> Result<()> {
+        // A commit that returned is durable on the cluster.
+        Ok(())
+    }
+
+    async fn watch(&self, key: &[u8]) -> Result<Watch> {
+        let full = [&self.prefix, key].concat();
+        let txn = self.transaction()?;
+        let changed = txn.watch(&full);
+        // A watch lives on after its transaction, and only if that commits.
+        txn.commit().await.map_err(|e| told(e.into()))?;
+        Ok(changed.map(|end| end.map_err(told)).boxed())
+    }
+
+    async fn close(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// FoundationDB's error codes that have a meaning of their own in the contract.
+mod code {
+    pub(crate) const TIMED_OUT: i32 = 1031;
+    pub(crate) const TRANSACTION_TOO_LARGE: i32 = 2101;
+    pub(crate) const KEY_TOO_LARGE: i32 = 2102;
+    pub(crate) const VALUE_TOO_LARGE: i32 = 2103;
+}
+
+/// What a failed call means to a caller of the contract.
+fn told(error: FdbError) -> KvError {
+    match error.code() {
+        code::TRANSACTION_TOO_LARGE | code::KEY_TOO_LARGE | code::VALUE_TOO_LARGE => {
+            KvError::TooLarge(error.message().to_owned())
+        }
+        _ if error.is_maybe_committed() => KvError::MaybeCommitted,
+        _ if error.is_retryable() => KvError::Conflict,
+        code => KvError::Unavailable(format!("FoundationDB: {} ({code})", describe(error))),
+    }
+}
+
+/// What a failed commit means: as [`told`], but a commit that ran out of time may have been applied.
+fn told_of_commit(error: FdbError) -> KvError {
+    if error.code() == code::TIMED_OUT { KvError::MaybeCommitted } else { told(error) }
+}
+
+fn describe(error: FdbError) -> &'static str {
+    if error.code() == code::TIMED_OUT { "timed out" } else { error.message() }
+}

@@ -12,8 +12,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
+pub mod engine;
+mod mem;
 mod transact;
 
+pub use mem::{MemKv, MemOptions, TimeSource};
 pub use transact::{Attempt, Retry, RetryClass, transact};
 
 /// What went wrong, by what a caller does about it.
@@ -39,7 +42,7 @@ pub type Result<T, E = KvError> = std::result::Result<T, E>;
 /// Limits of an engine. Every engine enforces the strictest of them all (FoundationDB's).
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Bytes of keys and values that one transaction may write (10 MB).
+    /// Bytes of one transaction (10 MB): keys and values written, and the keys of what conflicts.
     pub txn_bytes_max: usize,
     /// Bytes of one key (10 kB).
     pub key_bytes_max: usize,

@@ -9,12 +9,14 @@
 //! A server whose program is not installed is *skipped* with one clear line ([`or_skip`]); with
 //! `RFS_REQUIRE_SERVERS=1` in the environment that is a failure instead.
 
+mod fdb;
 mod process;
 mod proxy;
 mod seaweedfs;
 mod tls;
 mod versitygw;
 
+pub use fdb::FdbServer;
 pub use process::{StartError, find_program, free_port, or_skip, wait_until};
 pub use proxy::{Fault, FaultProxy};
 pub use seaweedfs::SeaweedFs;

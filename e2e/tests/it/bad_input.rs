@@ -1,0 +1,183 @@
+//! Wrong use and broken surroundings: a clear message, the documented exit code, no panic, no hang, nothing lost.
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use rfs_e2e::{Backend, Finished, Volume, run};
+use rfs_testkit::S3Server;
+
+/// Most time that a refusal may take.
+const LIMIT: Duration = Duration::from_mins(1);
+
+fn assert_refused(finished: &Finished, code: i32, words: &[&str]) {
+    let text = format!("{}{}", finished.stdout, finished.stderr);
+    assert_eq!(finished.code(), Some(code), "{text}");
+    assert!(!text.contains("panicked"), "{text}");
+    for word in words {
+        assert!(text.to_lowercase().contains(&word.to_lowercase()), "no {word:?} in: {text}");
+    }
+}
+
+#[test]
+fn wrong_credentials_are_told() {
+    let Some(volume) = Volume::unformatted(Backend::S3) else { return };
+    let mut command = volume.rfs(&["format", &volume.meta_url, &volume.store_url]);
+    command.env("AWS_SECRET_ACCESS_KEY", "wrong");
+    assert_refused(&run(&mut command, LIMIT), 10, &["credentials"]);
+}
+
+#[test]
+fn a_missing_bucket_is_told() {
+    let Some(volume) = Volume::unformatted(Backend::S3) else { return };
+    let url = volume.store_url.replace("s3://bucket/", "s3://other-bucket/");
+    assert_refused(&volume.run(&["format", &volume.meta_url, &url]), 11, &["other-bucket"]);
+}
+
+#[test]
+fn an_endpoint_that_does_not_answer_is_told() {
+    let Some(mut volume) = Volume::unformatted(Backend::S3) else { return };
+    volume.s3.as_mut().expect("the volume has a server").kill();
+    let mut command = volume.rfs(&["format", "--io-timeout", "3s", &volume.meta_url, &volume.store_url]);
+    assert_refused(&run(&mut command, LIMIT), 21, &["127.0.0.1"]);
+}
+
+#[test]
+fn a_volume_that_is_not_formatted_is_told() {
+    let volume = Volume::unformatted(Backend::LocalDirectory).expect("needs no server");
+    let target = volume.dir.path().join("mnt");
+    fs::create_dir(&target).unwrap();
+    let finished = run(volume.rfs(&["mount", &volume.meta_url]).arg(&target), LIMIT);
+    assert_refused(&finished, 12, &["rfs format"]);
+}
+
+#[test]
+fn formatting_twice_is_refused() {
+    let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
+    let finished = volume.run(&["format", &volume.meta_url, &volume.store_url]);
+    assert_ne!(finished.code(), Some(0));
+    assert!(finished.stderr.contains("already"), "{}", finished.stderr);
+}
+
+#[test]
+fn a_damaged_metadata_file_is_told_and_left_alone() {
+    let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
+    let path = volume.dir.path().join("meta.redb");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[..4096].fill(0x5a);
+    fs::write(&path, &bytes).unwrap();
+    let target = volume.dir.path().join("mnt");
+    fs::create_dir(&target).unwrap();
+    let finished = run(volume.rfs(&["mount", &volume.meta_url]).arg(&target), LIMIT);
+    assert_refused(&finished, 40, &["meta.redb"]);
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+}
+
+#[test]
+fn a_second_mount_is_refused_and_says_where_the_first_is() {
+    let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
+    let mount = volume.mount();
+    let target = volume.dir.path().join("mnt");
+    fs::create_dir(&target).unwrap();
+    let finished = run(volume.rfs(&["mount", &volume.meta_url]).arg(&target), LIMIT);
+    assert_refused(&finished, 31, &[mount.path().to_str().expect("a temporary path is UTF-8")]);
+    fs::write(mount.path().join("f"), "still works").unwrap();
+    mount.unmount();
+}
+
+#[test]
+fn a_mount_point_that_cannot_serve_is_told() {
+    let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
+    let target = volume.dir.path().join("mnt");
+    let mut mount = volume.rfs(&["mount", &volume.meta_url]);
+    assert_refused(&run(mount.arg(&target), LIMIT), 1, &["mnt"]);
+    fs::create_dir(&target).unwrap();
+    fs::write(target.join("file"), "").unwrap();
+    let mut mount = volume.rfs(&["mount", &volume.meta_url]);
+    assert_refused(&run(mount.arg(&target), LIMIT), 1, &["not empty"]);
+}
+
+#[test]
+fn wrong_arguments_are_a_usage_error() {
+    let volume = Volume::unformatted(Backend::LocalDirectory).expect("needs no server");
+    assert_eq!(volume.run(&["mount"]).code(), Some(2));
+    assert_eq!(volume.run(&["format", "redb:///tmp/x", "gopher://x"]).code(), Some(2));
+    assert_eq!(volume.run(&["no-such-command"]).code(), Some(2));
+}
+
+#[test]
+fn a_name_of_256_bytes_is_refused_and_255_work() {
+    let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
+    let mount = volume.mount();
+    fs::write(mount.path().join("x".repeat(255)), "").unwrap();
+    let error = fs::write(mount.path().join("x".repeat(256)), "").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(36), "{error}");
+    mount.unmount();
+}
+
+#[test]
+fn a_dead_mount_is_cleaned_up() {
+    let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
+    let mount = volume.mount();
+    let path = mount.path().to_owned();
+    let mut reader = Command::new("tail").arg("-f").arg("/dev/null").current_dir(&path).spawn().unwrap();
+    mount_kill_without_cleanup(mount.pid());
+    // Whoever uses the dead mount gets an error at once instead of hanging.
+    rfs_testkit::wait_until(LIMIT, || fs::read_dir(&path).is_err());
+    let error = fs::read_dir(&path).unwrap_err();
+    assert!(matches!(error.raw_os_error(), Some(107 | 103 | 5)), "{error}");
+    assert!(volume.run(&["umount", path.to_str().expect("UTF-8")]).success());
+    assert!(fs::read_dir(&path).is_ok(), "the mount point is a plain directory again");
+    reader.kill().unwrap();
+    reader.wait().unwrap();
+    drop(mount);
+    volume.mount().unmount();
+}
+
+fn mount_kill_without_cleanup(pid: u32) {
+    assert!(Command::new("kill").arg("-9").arg(pid.to_string()).status().unwrap().success());
+}
+
+#[test]
+fn foundationdb_without_its_library_is_told() {
+    let volume = Volume::unformatted(Backend::LocalDirectory).expect("needs no server");
+    let cluster = volume.dir.path().join("fdb.cluster");
+    fs::write(&cluster, "a:b@127.0.0.1:1\n").unwrap();
+    let url = format!("fdb://{}?prefix=x", cluster.display());
+    let mut command = volume.rfs(&["format", &url, &volume.store_url]);
+    command.env("RFS_FDB_LIBRARY", "/nonexistent/libfdb_c.so");
+    assert_refused(&run(&mut command, LIMIT), 20, &["client library", "RFS_FDB_LIBRARY"]);
+}
+
+#[test]
+fn a_lost_store_object_is_an_error_and_not_zeros() {
+    let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
+    let mount = volume.mount();
+    fs::write(mount.path().join("f"), vec![5; 300_000]).unwrap();
+    mount.unmount();
+    let mut damaged = 0;
+    for entry in walk(&volume.dir.path().join("store")) {
+        let mut bytes = fs::read(&entry).unwrap();
+        if bytes.len() > 200 {
+            let middle = 100;
+            bytes[middle] ^= 0xff;
+            fs::write(&entry, bytes).unwrap();
+            damaged += 1;
+        }
+    }
+    assert!(damaged > 0, "the store holds the file's bytes");
+    let mount = volume.mount();
+    let error = fs::read(mount.path().join("f")).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(5), "{error}");
+    mount.unmount();
+    assert_refused(&volume.run(&["fsck", "--data", &volume.meta_url]), 40, &["/f"]);
+}
+
+fn walk(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() { files.extend(walk(&path)) } else { files.push(path) }
+    }
+    files
+}

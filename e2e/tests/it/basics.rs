@@ -1,0 +1,154 @@
+//! What a user does on the first day.
+
+use std::fs;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::process::Command;
+use std::time::Duration;
+
+use rfs_e2e::{Backend, MountOptions, Volume, on_each_backend, run, run_ok};
+
+on_each_backend! {
+    fn files_survive_a_remount;
+    fn a_large_sparse_file_keeps_its_holes;
+    fn a_removed_open_file_stays_usable;
+    fn a_full_volume_says_so_and_loses_nothing;
+    fn read_only_mounts_refuse_changes;
+    fn info_and_status_tell_what_is_there;
+}
+
+fn files_survive_a_remount(backend: Backend) {
+    let Some(volume) = Volume::format(backend) else { return };
+    let mount = volume.mount();
+    let dir = mount.path().join("a/b c/\u{e9}");
+    fs::create_dir_all(&dir).unwrap();
+    let sizes = [0usize, 1, 4095, 4096, 4097, 131_071, 131_072, 131_073, 5 << 20, (17 << 20) + 3];
+    let body = |size: usize| (0..size).map(|i| (i * 31 + i / 4096 + size) as u8).collect::<Vec<u8>>();
+    for size in sizes {
+        fs::write(dir.join(format!("f{size}")), body(size)).unwrap();
+    }
+    symlink("../target", dir.join("link")).unwrap();
+    fs::hard_link(dir.join("f1"), dir.join("hard")).unwrap();
+    fs::set_permissions(dir.join("f1"), fs::Permissions::from_mode(0o640)).unwrap();
+    mount.unmount();
+
+    let mount = volume.mount();
+    let dir = mount.path().join("a/b c/\u{e9}");
+    for size in sizes {
+        assert_eq!(fs::read(dir.join(format!("f{size}"))).unwrap(), body(size), "{size} bytes");
+    }
+    assert_eq!(fs::read_link(dir.join("link")).unwrap().to_str(), Some("../target"));
+    let meta = fs::metadata(dir.join("hard")).unwrap();
+    assert_eq!((meta.nlink(), meta.mode() & 0o7777, meta.len()), (2, 0o640, 1));
+    fs::remove_dir_all(mount.path().join("a")).unwrap();
+    assert_eq!(fs::read_dir(mount.path()).unwrap().count(), 0);
+    mount.unmount();
+    volume.assert_clean();
+}
+
+fn a_large_sparse_file_keeps_its_holes(backend: Backend) {
+    let Some(volume) = Volume::format(backend) else { return };
+    let mount = volume.mount();
+    let path = mount.path().join("sparse");
+    let file = fs::File::create(&path).unwrap();
+    let far = 1u64 << 45;
+    file.write_all_at(b"begin", 0).unwrap();
+    file.write_all_at(b"end", far).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    mount.unmount();
+    let mount = volume.mount();
+    let path = mount.path().join("sparse");
+    let mut file = fs::File::open(&path).unwrap();
+    let meta = file.metadata().unwrap();
+    assert_eq!(meta.len(), far + 3);
+    assert!(meta.blocks() * 512 < 1 << 20, "{} blocks", meta.blocks());
+    let mut bytes = [1; 16];
+    file.read_exact_at(&mut bytes, far - 13).unwrap();
+    assert_eq!(&bytes, b"\0\0\0\0\0\0\0\0\0\0\0\0\0end");
+    file.seek(SeekFrom::Start(3)).unwrap();
+    file.read_exact(&mut bytes[..4]).unwrap();
+    assert_eq!(&bytes[..4], b"in\0\0");
+    mount.unmount();
+    volume.assert_clean();
+}
+
+fn a_removed_open_file_stays_usable(backend: Backend) {
+    let Some(volume) = Volume::format(backend) else { return };
+    let mount = volume.mount();
+    let path = mount.path().join("gone");
+    let mut file = fs::OpenOptions::new().create_new(true).read(true).write(true).open(&path).unwrap();
+    file.write_all(&vec![7; 100_000]).unwrap();
+    fs::remove_file(&path).unwrap();
+    assert!(!path.exists());
+    file.write_all(&vec![8; 100_000]).unwrap();
+    file.sync_all().unwrap();
+    file.rewind().unwrap();
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes, [vec![7; 100_000], vec![8; 100_000]].concat());
+    assert_eq!(file.metadata().unwrap().nlink(), 0);
+    drop(file);
+    mount.unmount();
+    volume.assert_clean();
+}
+
+fn a_full_volume_says_so_and_loses_nothing(backend: Backend) {
+    let Some(volume) = Volume::format_with(backend, &["--capacity", "8MiB", "--inodes", "100"]) else {
+        return;
+    };
+    let mount = volume.mount();
+    fs::write(mount.path().join("kept"), vec![3; 4 << 20]).unwrap();
+    let full = fs::File::create(mount.path().join("full")).unwrap();
+    // Random bytes, so that compression cannot make room.
+    let chunk: Vec<u8> = (0u32..1 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let error = (0..16).find_map(|i| full.write_all_at(&chunk, i << 20).err()).or(full.sync_all().err());
+    assert_eq!(error.expect("8 MiB cannot hold 20 MiB").raw_os_error(), Some(libc_enospc()));
+    drop(full);
+    assert_eq!(fs::read(mount.path().join("kept")).unwrap(), vec![3; 4 << 20]);
+    fs::remove_file(mount.path().join("full")).unwrap();
+    fs::write(mount.path().join("fits"), [1; 1000]).unwrap();
+    let error = (0..200).find_map(|i| fs::File::create(mount.path().join(format!("i{i}"))).err());
+    assert_eq!(error.expect("100 inodes cannot hold 200").raw_os_error(), Some(libc_enospc()));
+    mount.unmount();
+    volume.assert_clean();
+}
+
+fn libc_enospc() -> i32 {
+    28
+}
+
+fn read_only_mounts_refuse_changes(backend: Backend) {
+    let Some(volume) = Volume::format(backend) else { return };
+    let mount = volume.mount();
+    fs::write(mount.path().join("f"), "text").unwrap();
+    mount.unmount();
+    let mount = volume.mount_with(&MountOptions::args(&["-o", "ro"]));
+    assert_eq!(fs::read(mount.path().join("f")).unwrap(), b"text");
+    let error = fs::write(mount.path().join("g"), "text").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(30), "{error}");
+    mount.unmount();
+    volume.assert_clean();
+}
+
+fn info_and_status_tell_what_is_there(backend: Backend) {
+    let Some(volume) = Volume::format(backend) else { return };
+    let mount = volume.mount();
+    let path = mount.path().join("f");
+    let mut file = fs::OpenOptions::new().create_new(true).write(true).mode(0o600).open(&path).unwrap();
+    file.write_all(&vec![9; 3 << 20]).unwrap();
+    file.sync_all().unwrap();
+    let limit = Duration::from_secs(30);
+    let info = run_ok(volume.rfs(&["info", "--json"]).arg(&path), limit).stdout;
+    let info: serde_json::Value = serde_json::from_str(&info).unwrap();
+    assert!(info.to_string().contains("3145728"), "{info}");
+    let status = run_ok(volume.rfs(&["status", "--json"]).arg(mount.path()), limit).stdout;
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert!(status.is_object(), "{status}");
+    let fsck = run(volume.rfs(&["fsck", "--data"]).arg(mount.path()), limit);
+    assert!(fsck.success(), "fsck of a mounted volume: {}{}", fsck.stdout, fsck.stderr);
+    let df = run_ok(Command::new("df").arg(mount.path()), limit);
+    assert!(df.stdout.lines().count() == 2, "{}", df.stdout);
+    drop(file);
+    mount.unmount();
+}

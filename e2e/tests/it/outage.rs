@@ -1,0 +1,31 @@
+//! The store goes away and comes back: nothing is lost, and no new mount is needed.
+
+use std::fs;
+use std::io::Write;
+use std::time::Duration;
+
+use rfs_e2e::{Backend, MountOptions, Volume};
+use rfs_testkit::S3Server;
+
+#[test]
+fn an_outage_ends_without_a_new_mount() {
+    let Some(mut volume) = Volume::format(Backend::S3) else { return };
+    let mount = volume.mount_with(&MountOptions::args(&["--io-timeout", "3s"]));
+    let body: Vec<u8> = (0..2_000_000u32).map(|i| (i ^ (i >> 9)) as u8).collect();
+    let server = volume.s3.as_mut().expect("the volume has a server");
+    server.kill();
+    let mut file = fs::File::create(mount.path().join("f")).unwrap();
+    file.write_all(&body).unwrap();
+    assert!(file.sync_all().is_err(), "nothing can be stored while the server is away");
+    assert_eq!(fs::read(mount.path().join("f")).unwrap(), body, "what was written is there to read");
+    server.restart().unwrap();
+    // The error was told; the bytes stayed, and are stored once the server answers.
+    let stored = rfs_testkit::wait_until(Duration::from_mins(1), || file.sync_all().is_ok());
+    assert!(stored, "the store is back, but fsync still fails; log:\n{}", mount.log());
+    drop(file);
+    mount.unmount();
+    let mount = volume.mount();
+    assert_eq!(fs::read(mount.path().join("f")).unwrap(), body);
+    mount.unmount();
+    volume.assert_clean();
+}

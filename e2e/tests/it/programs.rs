@@ -1,0 +1,137 @@
+//! Real programs and real trees on the mount.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rfs_e2e::{Backend, TreeOptions, Volume, copy_with_cp, on_each_backend, run_ok, snapshot_tree, tool};
+
+on_each_backend! {
+    fn a_real_tree_comes_back_unchanged;
+    fn git_works_on_the_mount;
+    fn sqlite_keeps_its_integrity;
+}
+
+const LIMIT: Duration = Duration::from_mins(15);
+
+/// A directory of the Rust toolchain that built this test: all of it for the long version.
+fn real_tree() -> PathBuf {
+    let output = Command::new("rustc").args(["--print", "sysroot"]).output().unwrap();
+    let sysroot = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
+    if crate::long() { sysroot } else { sysroot.join("share") }
+}
+
+fn a_real_tree_comes_back_unchanged(backend: Backend) {
+    let Some(volume) = Volume::format(backend) else { return };
+    let source = real_tree();
+    let options = TreeOptions { mtimes: true, xattrs: false };
+    let expected = snapshot_tree(&source, options);
+    let mount = volume.mount();
+    copy_with_cp(&source, &mount.path().join("cp"), LIMIT);
+    let rsync = tool("rsync", "apt install rsync");
+    if let Some(rsync) = &rsync {
+        let mut from = source.clone().into_os_string();
+        from.push("/");
+        run_ok(Command::new(rsync).arg("-aH").arg(from).arg(mount.path().join("rsync")), LIMIT);
+    }
+    mount.unmount();
+    let mount = volume.mount();
+    assert_same(&expected, &mount.path().join("cp"), options);
+    if rsync.is_some() {
+        assert_same(&expected, &mount.path().join("rsync"), options);
+    }
+    run_ok(Command::new("rm").arg("-rf").arg(mount.path().join("cp")), LIMIT);
+    mount.unmount();
+    volume.assert_clean();
+}
+
+fn assert_same(expected: &std::collections::BTreeMap<PathBuf, String>, root: &Path, options: TreeOptions) {
+    let found = snapshot_tree(root, options);
+    for (path, line) in expected {
+        assert_eq!(Some(line), found.get(path), "{}", path.display());
+    }
+    assert_eq!(expected.len(), found.len(), "there are entries that were not copied");
+}
+
+fn git_works_on_the_mount(backend: Backend) {
+    let Some(git) = tool("git", "apt install git") else { return };
+    let Some(volume) = Volume::format(backend) else { return };
+    let mount = volume.mount();
+    let repo = mount.path().join("repo");
+    let in_repo = |args: &[&str]| {
+        let identity = ["-c", "user.name=t", "-c", "user.email=t@example.invalid", "-c", "gc.auto=0"];
+        run_ok(Command::new(&git).arg("-C").arg(&repo).args(identity).args(args), LIMIT)
+    };
+    fs::create_dir(&repo).unwrap();
+    in_repo(&["init", "-q"]);
+    for round in 0..5 {
+        for i in 0..100 {
+            let path = repo.join(format!("d{}/f{i}", i % 7));
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{round} {i}\n").repeat(i + 1)).unwrap();
+        }
+        in_repo(&["add", "-A"]);
+        in_repo(&["commit", "-qm", &format!("round {round}")]);
+    }
+    in_repo(&["repack", "-adq"]);
+    let clone = mount.path().join("clone");
+    run_ok(Command::new(&git).arg("clone").arg("-q").arg(&repo).arg(&clone), LIMIT);
+    mount.unmount();
+    let mount = volume.mount();
+    for name in ["repo", "clone"] {
+        let at = mount.path().join(name);
+        run_ok(Command::new(&git).arg("-C").arg(&at).args(["fsck", "--full", "--strict"]), LIMIT);
+        let status = run_ok(Command::new(&git).arg("-C").arg(&at).args(["status", "--porcelain"]), LIMIT);
+        assert_eq!(status.stdout, "");
+    }
+    mount.unmount();
+    volume.assert_clean();
+}
+
+fn sqlite_keeps_its_integrity(backend: Backend) {
+    let Some(sqlite) = tool("sqlite3", "apt install sqlite3") else { return };
+    let Some(volume) = Volume::format(backend) else { return };
+    let mount = volume.mount();
+    for mode in ["delete", "truncate", "persist", "wal"] {
+        let file = mount.path().join(format!("{mode}.db"));
+        let script = format!(
+            "pragma journal_mode={mode}; create table t(a integer primary key, b text);
+             begin; with recursive n(i) as (select 1 union all select i+1 from n where i<5000)
+             insert into t select i, hex(randomblob(100)) from n; commit;
+             update t set b = hex(randomblob(50)) where a % 3 = 0; delete from t where a % 5 = 0; vacuum;"
+        );
+        run_ok(Command::new(&sqlite).arg(&file).arg(script), LIMIT);
+    }
+    mount.unmount();
+    let mount = volume.mount();
+    for mode in ["delete", "truncate", "persist", "wal"] {
+        let file = mount.path().join(format!("{mode}.db"));
+        let query = "pragma integrity_check; select count(*) from t;";
+        let checked = run_ok(Command::new(&sqlite).arg(&file).arg(query), LIMIT);
+        assert_eq!(checked.stdout, "ok\n4000\n", "{mode}");
+    }
+    mount.unmount();
+    volume.assert_clean();
+}
+
+#[test]
+fn cargo_builds_a_crate_on_the_mount() {
+    let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
+    let mount = volume.mount();
+    let dir = mount.path().join("hello");
+    let cargo = |args: &[&str]| {
+        let mut command = Command::new("cargo");
+        command.args(args).current_dir(mount.path()).env_remove("CARGO_TARGET_DIR");
+        run_ok(&mut command, LIMIT)
+    };
+    cargo(&["new", "--quiet", "--vcs", "none", "hello"]);
+    cargo(&["build", "--quiet", "--offline", "--manifest-path", "hello/Cargo.toml"]);
+    let output = run_ok(&mut Command::new(dir.join("target/debug/hello")), LIMIT);
+    assert_eq!(output.stdout, "Hello, world!\n");
+    // Nothing changed, so nothing is built again: time stamps are what cargo thinks they are.
+    let again = cargo(&["build", "--offline", "--manifest-path", "hello/Cargo.toml"]);
+    assert!(!again.stderr.contains("Compiling"), "{}", again.stderr);
+    mount.unmount();
+    volume.assert_clean();
+}

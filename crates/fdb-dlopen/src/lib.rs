@@ -85,7 +85,9 @@ const REQUIRED: &[&str] = &[
 ];
 
 extern "C" fn not_loaded() {
-    eprintln!("rfs: a FoundationDB function was called that is not loaded or that this libfdb_c does not have");
+    eprintln!(
+        "rfs: a FoundationDB function was called that is not loaded or that this libfdb_c does not have"
+    );
     std::process::abort();
 }
 
@@ -245,7 +247,8 @@ mod tests {
 
     #[test]
     fn a_missing_library_is_a_clear_error() {
-        let error = load_once(Some(Path::new("/nonexistent/libfdb_c.so"))).expect_err("there is no such file");
+        let error =
+            load_once(Some(Path::new("/nonexistent/libfdb_c.so"))).expect_err("there is no such file");
         assert!(error.to_string().contains("RFS_FDB_LIBRARY"), "{error}");
     }
 }

@@ -57,7 +57,9 @@ pub enum OpenError {
     #[error("FoundationDB client: {0}")]
     Client(String),
     /// Nobody answered in time.
-    #[error("no answer from the FoundationDB cluster within {0:?}: is it running, and is the cluster file right?")]
+    #[error(
+        "no answer from the FoundationDB cluster within {0:?}: is it running, and is the cluster file right?"
+    )]
     NoAnswer(Duration),
 }
 
@@ -93,7 +95,9 @@ impl FdbKv {
         let answered = async { kv.begin().await?.get(b"").await };
         match tokio::time::timeout(timeout, answered).await {
             Ok(Ok(_)) => Ok(kv),
-            Ok(Err(KvError::Unavailable(text))) if !text.contains("timed out") => Err(OpenError::Client(text)),
+            Ok(Err(KvError::Unavailable(text))) if !text.contains("timed out") => {
+                Err(OpenError::Client(text))
+            }
             Ok(Err(_)) | Err(_) => Err(OpenError::NoAnswer(timeout)),
         }
     }

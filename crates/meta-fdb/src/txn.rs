@@ -192,8 +192,9 @@ impl Txn for FdbTxn {
         let Some(stamp) = stamp else { return Ok(Versionstamp::default()) };
         let stamp = stamp.await.map_err(told_of_commit)?;
         drop(committed);
-        let bytes = <[u8; 10]>::try_from(&*stamp)
-            .map_err(|_| KvError::Unavailable("FoundationDB returned a versionstamp of a wrong size".to_owned()))?;
+        let bytes = <[u8; 10]>::try_from(&*stamp).map_err(|_| {
+            KvError::Unavailable("FoundationDB returned a versionstamp of a wrong size".to_owned())
+        })?;
         Ok(Versionstamp(bytes))
     }
 }

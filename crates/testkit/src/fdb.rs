@@ -49,7 +49,8 @@ impl FdbServer {
         let address = ([127, 0, 0, 1], port).into();
         let process = ServerProcess::start(command, &dir.path().join("log"), || answers(address))?;
         let configured = wait_until(CONFIGURE_TIMEOUT, || {
-            fdbcli(&cli, &cluster_file, "configure new single ssd") || fdbcli(&cli, &cluster_file, "get \\x00")
+            fdbcli(&cli, &cluster_file, "configure new single ssd")
+                || fdbcli(&cli, &cluster_file, "get \\x00")
         });
         if !configured {
             return Err(StartError::Failed("fdbserver did not accept `configure new single ssd`".to_owned()));

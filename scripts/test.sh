@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Everything that must pass: format, lints, unit tests, tests on real mounts. Installs what it needs.
+# RFS_E2E_LONG=1 runs the long versions; FDB_HOME=DIR adds the tests on a real FoundationDB (bin/fdbserver, bin/fdbcli,
+# lib/libfdb_c.so below it, or installed from its packages).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scripts/install-deps.sh test
+export PATH="$PATH:$HOME/.cargo/bin:$HOME/go/bin"
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/rfs/target}
+export RFS_REQUIRE_SERVERS=1
+
+step() { printf '\n== %s (%s)\n' "$1" "$(date +%T)"; }
+
+step "format"
+cargo fmt --check
+step "lints"
+cargo clippy --workspace --all-targets --quiet -- -D warnings
+step "unit tests"
+cargo test --workspace --exclude rfs-e2e --quiet
+step "tests on real mounts"
+cargo build --package rfs --quiet
+# Two tests at a time: each has its own servers and mounts.
+timeout --kill-after=60 3000 cargo test --package rfs-e2e -- --test-threads=2
+step "done"

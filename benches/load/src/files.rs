@@ -1,0 +1,238 @@
+//! Files written and read whole, and blocks of one file at random.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use rand::rngs::SmallRng;
+use rand::{Rng, RngCore, SeedableRng};
+use serde_json::{Value, json};
+
+use crate::parallel;
+
+/// Bytes of one write or read of a large file.
+const REQUEST: usize = 1 << 20;
+
+/// What files hold.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Content {
+    /// Bytes that do not compress.
+    Random,
+    /// Lines of numbers and words, as a table exported to text.
+    Csv,
+}
+
+/// Which files.
+#[derive(Args)]
+pub(crate) struct FilesArgs {
+    /// Where; made if missing.
+    dir: PathBuf,
+    /// Directories, shared out among the threads.
+    #[arg(long, default_value_t = 1)]
+    dirs: u32,
+    /// Files in each directory.
+    #[arg(long)]
+    files: u32,
+    /// Bytes of each file.
+    #[arg(long)]
+    size: u64,
+    /// Threads; files of one directory belong to one thread, unless there is one directory.
+    #[arg(long, default_value_t = 1)]
+    threads: u32,
+    /// What the files hold.
+    #[arg(long, value_enum, default_value = "random")]
+    content: Content,
+    /// fsync each file before it is closed.
+    #[arg(long)]
+    fsync: bool,
+}
+
+impl FilesArgs {
+    /// The files of one thread, in order, with a number that tells each from all others.
+    fn of_thread(&self, thread: u32) -> impl Iterator<Item = (u64, PathBuf)> {
+        let (threads, files) = (self.threads, self.files);
+        let by_file = self.dirs == 1;
+        (0..self.dirs).filter(move |dir| by_file || dir % threads == thread).flat_map(move |dir| {
+            (0..files).filter(move |file| !by_file || file % threads == thread).map(move |file| {
+                let number = u64::from(dir) * u64::from(files) + u64::from(file);
+                (number, self.dir.join(format!("d{dir:04}")).join(format!("f{file:06}")))
+            })
+        })
+    }
+
+    fn report(&self, took: std::time::Duration) -> Value {
+        let count = u64::from(self.dirs) * u64::from(self.files);
+        let bytes = count * self.size;
+        json!({
+            "files": count, "bytes": bytes, "secs": took.as_secs_f64(),
+            "files_per_second": parallel::rate(count, took),
+            "mib_per_second": parallel::rate(bytes, took) / f64::from(1 << 20),
+        })
+    }
+}
+
+/// Writes all files.
+pub(crate) fn write(args: &FilesArgs) -> Result<Value> {
+    for dir in 0..args.dirs {
+        fs::create_dir_all(args.dir.join(format!("d{dir:04}")))?;
+    }
+    let took = parallel::run(args.threads, |thread| {
+        let mut pattern = Pattern::new(args.content);
+        for (number, path) in args.of_thread(thread) {
+            let mut file = fs::File::create(&path).with_context(|| format!("{}", path.display()))?;
+            pattern.for_each_piece(number, args.size, |piece| Ok(file.write_all(piece)?))?;
+            if args.fsync {
+                file.sync_all()?;
+            }
+        }
+        Ok(())
+    })?;
+    Ok(args.report(took))
+}
+
+/// Reads all files; what differs from what `write` wrote is an error.
+pub(crate) fn read(args: &FilesArgs) -> Result<Value> {
+    let took = parallel::run(args.threads, |thread| {
+        let mut pattern = Pattern::new(args.content);
+        let mut buffer = vec![0; REQUEST];
+        for (number, path) in args.of_thread(thread) {
+            let mut file = fs::File::open(&path).with_context(|| format!("{}", path.display()))?;
+            pattern.for_each_piece(number, args.size, |piece| {
+                let found = &mut buffer[..piece.len()];
+                file.read_exact(found)?;
+                ensure!(found == piece, "{} holds other bytes", path.display());
+                Ok(())
+            })?;
+            ensure!(file.read(&mut buffer)? == 0, "{} is too long", path.display());
+        }
+        Ok(())
+    })?;
+    Ok(args.report(took))
+}
+
+/// Contents that cost little to make: pieces of one long buffer, beginning elsewhere for every file.
+struct Pattern {
+    source: Vec<u8>,
+}
+
+impl Pattern {
+    fn new(content: Content) -> Pattern {
+        let mut random = SmallRng::seed_from_u64(1);
+        let mut source = vec![0; 8 * REQUEST];
+        match content {
+            Content::Random => random.fill_bytes(&mut source),
+            Content::Csv => {
+                let mut text = Vec::with_capacity(source.len() + 200);
+                while text.len() < source.len() {
+                    let (a, b): (u32, f64) = (random.random_range(0..1_000_000), random.random());
+                    let city = ["Lisbon", "Osaka", "Quito", "Turku"][random.random_range(0..4)];
+                    text.extend_from_slice(
+                        format!("{a},{city},{b:.6},2026-11-{:02}\n", a % 30 + 1).as_bytes(),
+                    );
+                }
+                source.copy_from_slice(&text[..8 * REQUEST]);
+            }
+        }
+        Pattern { source }
+    }
+
+    fn for_each_piece(
+        &mut self,
+        number: u64,
+        size: u64,
+        mut each: impl FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let space = (self.source.len() - REQUEST) as u64;
+        let mut done = 0;
+        while done < size {
+            let len = usize::try_from(size - done).unwrap_or(REQUEST).min(REQUEST);
+            let start = (number.wrapping_mul(0x9e37_79b9) + done / REQUEST as u64 * 7919) % space;
+            let start = usize::try_from(start)?;
+            // Every file and every piece of it differs, so that nothing is stored once for several.
+            let place = start..start + 8;
+            let usual: [u8; 8] = self.source[place.clone()].try_into().expect("the range has eight bytes");
+            self.source[place.clone()].copy_from_slice(&(number << 32 | done >> 20).to_le_bytes());
+            let result = each(&self.source[start..start + len]);
+            self.source[place].copy_from_slice(&usual);
+            result?;
+            done += len as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Which blocks of one file.
+#[derive(Args)]
+pub(crate) struct RandomArgs {
+    /// The file; `random-write` makes it.
+    file: PathBuf,
+    /// Bytes of the file.
+    #[arg(long)]
+    size: u64,
+    /// Blocks a thread.
+    #[arg(long)]
+    count: u32,
+    /// Threads.
+    #[arg(long, default_value_t = 1)]
+    threads: u32,
+    /// Bytes of one block.
+    #[arg(long, default_value_t = 4096)]
+    block: u32,
+}
+
+impl RandomArgs {
+    fn offset(&self, random: &mut SmallRng) -> u64 {
+        let block = u64::from(self.block);
+        random.random_range(0..self.size / block) * block
+    }
+
+    fn report(&self, took: std::time::Duration) -> Value {
+        let count = u64::from(self.count) * u64::from(self.threads);
+        json!({ "ops": count, "secs": took.as_secs_f64(), "iops": parallel::rate(count, took) })
+    }
+}
+
+/// Overwrites; the time includes one fsync at the end.
+pub(crate) fn random_write(args: &RandomArgs) -> Result<Value> {
+    let file = fs::OpenOptions::new().write(true).create(true).truncate(false).open(&args.file)?;
+    let took = parallel::run(args.threads, |thread| {
+        let mut random = SmallRng::seed_from_u64(thread.into());
+        let mut block = vec![0; args.block as usize];
+        random.fill_bytes(&mut block);
+        for i in 0..args.count {
+            block[..4].copy_from_slice(&i.to_le_bytes());
+            file.write_all_at(&block, args.offset(&mut random))?;
+        }
+        if thread == 0 {
+            file.sync_all()?;
+        }
+        Ok(())
+    })?;
+    Ok(args.report(took))
+}
+
+/// Reads.
+pub(crate) fn random_read(args: &RandomArgs) -> Result<Value> {
+    let file = open_without_readahead(&args.file)?;
+    let took = parallel::run(args.threads, |thread| {
+        let mut random = SmallRng::seed_from_u64(u64::from(thread) + 1_000);
+        let mut block = vec![0; args.block as usize];
+        for _ in 0..args.count {
+            file.read_exact_at(&mut block, args.offset(&mut random))?;
+        }
+        Ok(())
+    })?;
+    Ok(args.report(took))
+}
+
+#[expect(unsafe_code, reason = "std has no posix_fadvise(2)")]
+fn open_without_readahead(path: &Path) -> Result<fs::File> {
+    use std::os::fd::AsRawFd;
+    let file = fs::File::open(path)?;
+    // SAFETY: the descriptor is open; advice changes no memory.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+    Ok(file)
+}

@@ -5,26 +5,28 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-/// Runs `work(thread)` on `threads` threads; the time from the common beginning to the last one's end.
+/// Runs `work(thread)` on `threads` threads; the time from the first one's beginning to the last one's end.
 pub(crate) fn run(threads: u32, work: impl Fn(u32) -> Result<()> + Sync) -> Result<Duration> {
-    let barrier = Barrier::new(threads as usize + 1);
-    std::thread::scope(|scope| {
+    let barrier = Barrier::new(threads as usize);
+    let spans = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|thread| {
                 let (barrier, work) = (&barrier, &work);
                 scope.spawn(move || {
                     barrier.wait();
-                    work(thread)
+                    let begin = Instant::now();
+                    work(thread).map(|()| (begin, Instant::now()))
                 })
             })
             .collect();
-        barrier.wait();
-        let begin = Instant::now();
-        for worker in workers {
-            worker.join().expect("a worker panicked")?;
-        }
-        Ok(begin.elapsed())
-    })
+        workers
+            .into_iter()
+            .map(|worker| worker.join().expect("a worker panicked"))
+            .collect::<Result<Vec<_>>>()
+    })?;
+    let begin = spans.iter().map(|(begin, _)| *begin).min().expect("there is a thread");
+    let end = spans.iter().map(|(_, end)| *end).max().expect("there is a thread");
+    Ok(end - begin)
 }
 
 /// `count` things in `took`, a second.

@@ -12,10 +12,13 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
+pub mod conformance;
 pub mod engine;
+mod fault;
 mod mem;
 mod transact;
 
+pub use fault::{FaultCounts, FaultKv, Faults};
 pub use mem::{MemKv, MemOptions, TimeSource};
 pub use transact::{Attempt, Retry, RetryClass, transact};
 

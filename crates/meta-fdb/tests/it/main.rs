@@ -1,0 +1,64 @@
+//! The engine on a real FoundationDB; skipped with a line that says so where none is found.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rfs_kv::{Kv, conformance};
+use rfs_meta_fdb::{FdbKv, FdbOptions, OpenError, stop_network};
+use rfs_testkit::{FdbServer, or_skip};
+
+async fn connect(server: &FdbServer, prefix: &str) -> FdbKv {
+    let options = FdbOptions {
+        cluster_file: Some(server.cluster_file().to_owned()),
+        prefix: prefix.as_bytes().to_vec(),
+        library: Some(server.library().to_owned()),
+        ..FdbOptions::default()
+    };
+    FdbKv::connect(options).await.expect("a running cluster can be connected to")
+}
+
+// One test: the client's network thread runs once a process and is stopped at its end.
+#[test]
+fn the_engine_keeps_the_contract() {
+    let Some(server) = or_skip(FdbServer::start()) else { return };
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime can be made");
+    runtime.block_on(async {
+        let missing = FdbOptions { cluster_file: Some("/nonexistent".into()), ..FdbOptions::default() };
+        assert!(matches!(FdbKv::connect(missing).await, Err(OpenError::ClusterFile(..))));
+
+        let count = AtomicU32::new(0);
+        let server = &server;
+        conformance::all(|| {
+            let prefix = format!("case{}", count.fetch_add(1, Ordering::Relaxed));
+            async move { Arc::new(connect(server, &prefix).await) as Arc<dyn Kv> }
+        })
+        .await;
+
+        volumes_do_not_see_each_other(server).await;
+        nobody_at_the_address_is_told(server).await;
+    });
+    stop_network();
+}
+
+async fn volumes_do_not_see_each_other(server: &FdbServer) {
+    let (short, long) = (connect(server, "v").await, connect(server, "v\u{1}").await);
+    let txn = short.begin().await.expect("a transaction begins");
+    txn.set(b"\x01key", b"value");
+    txn.commit().await.expect("nobody else writes");
+    let found = long.begin().await.expect("a transaction begins").get(b"key").await.expect("a read works");
+    assert_eq!(found, None, "a prefix that another one begins with");
+}
+
+async fn nobody_at_the_address_is_told(server: &FdbServer) {
+    let dir = tempfile::TempDir::new().expect("a temporary directory can be made");
+    let cluster_file = dir.path().join("fdb.cluster");
+    std::fs::write(&cluster_file, "a:b@127.0.0.1:1\n").expect("a file can be written");
+    let options = FdbOptions {
+        cluster_file: Some(cluster_file),
+        library: Some(server.library().to_owned()),
+        timeout: Duration::from_secs(2),
+        ..FdbOptions::default()
+    };
+    assert!(matches!(FdbKv::connect(options).await, Err(OpenError::NoAnswer(_))));
+}

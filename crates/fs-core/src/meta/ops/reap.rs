@@ -1,0 +1,177 @@
+//! reap: inodes that nobody can reach any more are removed with all that belongs to them.
+
+use std::collections::BTreeSet;
+
+use rfs_kv::{Direction, Isolation, RangeQuery, Txn};
+
+use crate::meta::inode::peek;
+use crate::meta::key::Field;
+use crate::meta::session::live_in;
+use crate::meta::usage::{self, Change};
+use crate::meta::{Meta, Page, key, record};
+use crate::types::{ChunkIndex, Ino, PackId, Result, SessionId};
+
+use super::chunks::{LiveBytes, clear_groups};
+
+/// Slice groups that one transaction removes.
+const GROUPS_PAGE: usize = 512;
+/// Inodes that one transaction removes.
+const INODES_PAGE: usize = 128;
+/// Sessions that refer to one orphan; more than can be mounted.
+const REFERRERS_MAX: usize = 10_000;
+
+/// What a reap did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reaped {
+    /// Inodes that were removed.
+    pub inodes: u64,
+    /// Packs that lost live bytes.
+    pub packs: BTreeSet<PackId>,
+}
+
+impl Meta {
+    /// Removes orphans that this session does not refer to any more: their attributes, extended attributes and slices.
+    /// Those that another live session refers to, or that have a name, stay. May be called with inodes that are gone.
+    ///
+    /// One transaction removes at most 128 inodes and 512 slice groups; an inode with more takes several and
+    /// stays an orphan until the last. Reads what it removes, with conflicts.
+    pub async fn reap(&self, inos: &[Ino]) -> Result<Reaped> {
+        let session = self.session()?.id();
+        let mut reaped = Reaped::default();
+        let mut rest = inos;
+        while !rest.is_empty() {
+            let batch = &rest[..rest.len().min(INODES_PAGE)];
+            let page = self.mutate(|txn| async move { reap_in(&*txn, batch, session).await }).await?;
+            self.usage.account(page.change);
+            reaped.inodes += page.change.inodes.unsigned_abs();
+            reaped.packs.extend(page.packs);
+            rest = &rest[page.done..];
+        }
+        Ok(reaped)
+    }
+
+    /// Orphans after `after` that only dead sessions refer to: what a crash left behind. At most `limit`.
+    pub async fn orphans(&self, after: Option<Ino>, limit: usize) -> Result<Page<Ino>> {
+        self.read(|txn| async move { orphans_in(&*txn, after, limit).await }).await
+    }
+}
+
+/// What one transaction did.
+#[derive(Debug, Clone, Default)]
+struct Reap {
+    /// Inodes from the beginning of the batch that are done with.
+    done: usize,
+    change: Change,
+    packs: Vec<PackId>,
+}
+
+async fn reap_in(txn: &dyn Txn, inos: &[Ino], session: SessionId) -> Result<Reap> {
+    let mut reap = Reap::default();
+    let mut live = LiveBytes::default();
+    let mut groups_left = GROUPS_PAGE;
+    for ino in inos {
+        if !is_unused(txn, *ino, session).await? {
+            reap.done += 1;
+            continue;
+        }
+        let range = key::chunks_from(*ino, ChunkIndex(0));
+        let (cleared, more) = clear_groups(txn, &range, groups_left, &mut live).await?;
+        groups_left -= cleared;
+        if more {
+            break;
+        }
+        let change = remove_inode(txn, *ino).await?;
+        reap.change.bytes += change.bytes;
+        reap.change.inodes += change.inodes;
+        reap.done += 1;
+        if groups_left == 0 {
+            break;
+        }
+    }
+    live.store(txn);
+    usage::add_in(txn, session, reap.change);
+    reap.packs = live.packs().collect();
+    Ok(reap)
+}
+
+/// Whether an inode may be removed. Removes this session's reference, and those of dead ones.
+async fn is_unused(txn: &dyn Txn, ino: Ino, session: SessionId) -> Result<bool> {
+    let referrers = referrers_in(txn, ino).await?;
+    txn.clear(&key::orphan(ino, session));
+    let others: Vec<SessionId> = referrers.into_iter().filter(|other| *other != session).collect();
+    if !others.is_empty() {
+        let live = live_in(txn).await?;
+        let is_live = |id: &SessionId| live.iter().any(|session| session.id == *id);
+        if others.iter().any(is_live) {
+            return Ok(false);
+        }
+        for dead in &others {
+            txn.clear(&key::orphan(ino, *dead));
+        }
+    }
+    // A paged removal must be found again after a crash.
+    let value = txn.get(&key::inode(ino, Field::Inode)).await?;
+    let inode = value.as_deref().map(record::Inode::decode).transpose()?;
+    let unused = inode.is_some_and(|inode| inode.nlink == 0);
+    if unused {
+        txn.set(&key::orphan(ino, session), &record::encode_orphan());
+    }
+    Ok(unused)
+}
+
+async fn referrers_in(txn: &dyn Txn, ino: Ino) -> Result<Vec<SessionId>> {
+    let range = key::orphans_of(ino);
+    let query = RangeQuery {
+        begin: range.begin,
+        end: range.end,
+        limit: REFERRERS_MAX,
+        direction: Direction::Forward,
+        isolation: Isolation::Serializable,
+    };
+    let page = txn.range(query).await?;
+    page.entries.iter().map(|(key, _)| Ok(record::parsed(key::parse_orphan(key), "orphan key")?.1)).collect()
+}
+
+/// Removes all keys of an inode but its slices.
+async fn remove_inode(txn: &dyn Txn, ino: Ino) -> Result<Change> {
+    let allocated_key = key::inode(ino, Field::Allocated);
+    txn.add_read_conflict(&allocated_key, &key::successor(&allocated_key));
+    let allocated = peek(txn, ino).await?.map_or(0, |node| node.allocated);
+    for range in [key::inodes(ino, ino), key::xattrs(ino), key::orphans_of(ino)] {
+        txn.clear_range(&range.begin, &range.end);
+    }
+    Ok(Change { bytes: -allocated, inodes: -1 })
+}
+
+async fn orphans_in(txn: &dyn Txn, after: Option<Ino>, limit: usize) -> Result<Page<Ino>> {
+    let live = live_in(txn).await?;
+    let is_live = |id: SessionId| live.iter().any(|session| session.id == id);
+    let mut range = key::all_orphans(after);
+    let mut inos: Vec<(Ino, bool)> = Vec::new();
+    loop {
+        let query = RangeQuery {
+            begin: range.begin.clone(),
+            end: range.end.clone(),
+            limit: limit.max(256),
+            direction: Direction::Forward,
+            isolation: Isolation::Snapshot,
+        };
+        let page = txn.range(query).await?;
+        for (key, _) in &page.entries {
+            let (ino, session) = record::parsed(key::parse_orphan(key), "orphan key")?;
+            match inos.last_mut() {
+                Some((last, wanted)) if *last == ino => *wanted |= is_live(session),
+                _ => inos.push((ino, is_live(session))),
+            }
+        }
+        // The last inode may have more referrers on the next page, so there must be one beyond the limit.
+        let dead = || inos.iter().filter(|(_, wanted)| !wanted).map(|(ino, _)| *ino);
+        match page.entries.last() {
+            Some((last, _)) if page.more && dead().count() <= limit => range = range.after(last),
+            _ => {
+                let more = page.more || dead().count() > limit;
+                return Ok(Page { items: dead().take(limit).collect(), more });
+            }
+        }
+    }
+}

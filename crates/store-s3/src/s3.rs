@@ -1,0 +1,711 @@
+//! `ObjectStore` over the AWS SDK, one attempt a request.
+//!
+//! Owns: the SDK client, keys (prefix + location), the watch over a stalled attempt ([`body`]), and what S3's answers
+//! mean ([`answer`]). Refuses: repeating anything (that is [`Retrying`](crate::Retrying)) and bounding how many
+//! requests are in flight ([`Limited`](crate::Limited)).
+//!
+//! - Bodies are neither hashed nor signed (`UNSIGNED-PAYLOAD`, checksums only where S3 demands them): the blocks in them
+//!   carry their own checksums, and hashing doubled the CPU of a PUT.
+//! - Answers up to [`BUFFERED_MAX`] are read into one buffer before `get_opts` returns, so that a body that breaks is
+//!   part of the attempt. Larger ones are streamed.
+//! - The order of a listing is the server's; nothing here relies on it, which is why `list_with_offset` is the trait's
+//!   own (it filters).
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use aws_credential_types::Credentials;
+use aws_sdk_s3::Client;
+use aws_sdk_s3::operation::get_object::GetObjectOutput;
+use aws_sdk_s3::operation::head_object::HeadObjectOutput;
+use aws_sdk_s3::primitives::{ByteStream, DateTime};
+use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart, Delete, ObjectIdentifier};
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream};
+use futures::{FutureExt, StreamExt, TryStreamExt};
+use object_store::multipart::PartId;
+use object_store::path::Path;
+use object_store::{
+    Attribute, AttributeValue, Attributes, CopyMode, CopyOptions, GetOptions, GetRange, GetResult,
+    GetResultPayload, ListResult, MultipartId, MultipartUpload, ObjectMeta, ObjectStore, PutMode,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UpdateVersion,
+};
+
+use crate::remote::{ListPage, Listing, PartsUpload, RemoteStore, list_all, list_one_level};
+use crate::{Cause, RequestError, S3Config, StoreError};
+
+mod answer;
+mod body;
+mod connect;
+
+use answer::{chrono_time, content_range, request_error};
+use body::{Progress, SlicedBody};
+
+/// Bodies up to this many bytes are read whole into one buffer (32 MiB).
+const BUFFERED_MAX: u64 = 32 << 20;
+
+/// Keys that one `DeleteObjects` request may name.
+pub(crate) const DELETE_BATCH_MAX: usize = 1000;
+
+/// S3 or a server that speaks its protocol. Cheap to clone.
+#[derive(Clone)]
+pub struct S3Store {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    client: Client,
+    config: S3Config,
+}
+
+impl fmt::Debug for S3Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("S3Store").field("config", &self.inner.config).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for S3Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let S3Config { bucket, prefix, endpoint, .. } = &self.inner.config;
+        let slash = if prefix.is_root() { "" } else { "/" };
+        write!(f, "s3://{bucket}{slash}{prefix}")?;
+        endpoint.as_ref().map_or(Ok(()), |endpoint| write!(f, " at {endpoint}"))
+    }
+}
+
+impl S3Store {
+    /// Makes the client; nothing is sent to the bucket yet. Credentials are looked for at the first request, in the AWS
+    /// chain: environment, profile, web identity, container, instance metadata; they are refreshed before they expire.
+    ///
+    /// # Errors
+    /// `Config` if the CA bundle cannot be used.
+    pub async fn connect(config: S3Config) -> Result<S3Store, StoreError> {
+        Self::connect_as(config, None).await
+    }
+
+    /// As [`S3Store::connect`], with these credentials, if given, instead of the AWS chain's.
+    ///
+    /// # Errors
+    /// `Config` if the CA bundle cannot be used.
+    pub async fn connect_as(
+        config: S3Config,
+        credentials: Option<Credentials>,
+    ) -> Result<S3Store, StoreError> {
+        let client = connect::client(&config, credentials).await?;
+        Ok(S3Store { inner: Arc::new(Inner { client, config }) })
+    }
+
+    /// The settings this was made with.
+    pub fn config(&self) -> &S3Config {
+        &self.inner.config
+    }
+
+    fn client(&self) -> &Client {
+        &self.inner.client
+    }
+
+    fn bucket(&self) -> &str {
+        &self.inner.config.bucket
+    }
+
+    fn key(&self, location: &Path) -> String {
+        let prefix = &self.inner.config.prefix;
+        if prefix.is_root() { location.to_string() } else { format!("{prefix}/{location}") }
+    }
+
+    /// The key prefix of everything below `prefix`: empty, or ending with a slash.
+    fn key_prefix(&self, prefix: Option<&Path>) -> String {
+        let own = &self.inner.config.prefix;
+        let mut key = match prefix {
+            Some(prefix) if !prefix.is_root() => self.key(prefix),
+            _ => own.to_string(),
+        };
+        if !key.is_empty() {
+            key.push('/');
+        }
+        key
+    }
+
+    /// The location that `key` stands for; `None` for keys that rfs did not write: outside the prefix, directory
+    /// markers, empty segments.
+    fn location(&self, key: &str) -> Option<Path> {
+        let own = &self.inner.config.prefix;
+        let inside = if own.is_root() { key } else { key.strip_prefix(own.as_ref())?.strip_prefix('/')? };
+        if inside.is_empty() || inside.ends_with('/') {
+            return None;
+        }
+        Path::parse(inside).ok()
+    }
+
+    /// Runs one attempt under the time limits of the configuration.
+    async fn attempt<T>(
+        &self,
+        operation: &'static str,
+        location: &(impl ToString + ?Sized),
+        progress: &Progress,
+        request: BoxFuture<'_, Result<T, RequestError>>,
+    ) -> Result<T> {
+        let config = &self.inner.config;
+        progress
+            .watch(operation, config.read_timeout, config.attempt_timeout, request)
+            .await
+            .map_err(|error| error.at(location))
+    }
+
+    fn body(payload: PutPayload, progress: &Progress) -> ByteStream {
+        ByteStream::from_body_1_x(SlicedBody::new(payload, progress.clone()))
+    }
+
+    async fn head(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let progress = Progress::default();
+        let request = self
+            .client()
+            .head_object()
+            .bucket(self.bucket())
+            .key(self.key(location))
+            .set_if_match(options.if_match)
+            .set_if_none_match(options.if_none_match)
+            .set_if_modified_since(options.if_modified_since.map(|t| DateTime::from_secs(t.timestamp())))
+            .set_if_unmodified_since(options.if_unmodified_since.map(|t| DateTime::from_secs(t.timestamp())))
+            .set_version_id(options.version);
+        let send = async { request.send().await.map_err(|e| request_error("HeadObject", e)) }.boxed();
+        let output = self.attempt("HeadObject", location, &progress, send).await?;
+        let size = output.content_length().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
+        Ok(GetResult {
+            attributes: head_attributes(&output),
+            meta: ObjectMeta {
+                location: location.clone(),
+                last_modified: chrono_time(output.last_modified()),
+                size,
+                e_tag: output.e_tag,
+                version: output.version_id,
+            },
+            payload: GetResultPayload::Stream(stream::empty().boxed()),
+            range: 0..size,
+            extensions: object_store::Extensions::default(),
+        })
+    }
+
+    async fn get(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        if let Some(range) = &options.range {
+            range.is_valid().map_err(|e| {
+                RequestError::new(Cause::Invalid, "GetObject", "bad range").with_source(e).at(location)
+            })?;
+        }
+        let progress = Progress::default();
+        let range = options.range.as_ref().map(GetRange::to_string);
+        let ranged = range.is_some();
+        let request = self
+            .client()
+            .get_object()
+            .bucket(self.bucket())
+            .key(self.key(location))
+            .set_range(range)
+            .set_if_match(options.if_match)
+            .set_if_none_match(options.if_none_match)
+            .set_if_modified_since(options.if_modified_since.map(|t| DateTime::from_secs(t.timestamp())))
+            .set_if_unmodified_since(options.if_unmodified_since.map(|t| DateTime::from_secs(t.timestamp())))
+            .set_version_id(options.version);
+        let send = async {
+            let mut output = request.send().await.map_err(|e| request_error("GetObject", e))?;
+            progress.bump();
+            let (range, size) = answered_range(&output, ranged)?;
+            let len = range.end - range.start;
+            let buffered = match usize::try_from(len) {
+                Ok(len) if len as u64 <= BUFFERED_MAX => {
+                    Some(read_body(std::mem::take(&mut output.body), len, &progress).await?)
+                }
+                _ => None,
+            };
+            Ok((output, range, size, buffered))
+        }
+        .boxed();
+        let (mut output, range, size, buffered) =
+            self.attempt("GetObject", location, &progress, send).await?;
+        let payload = match buffered {
+            Some(bytes) => stream::once(async { Ok(bytes) }).boxed(),
+            None => self.stream_body(location, std::mem::take(&mut output.body), range.end - range.start),
+        };
+        Ok(GetResult {
+            attributes: get_attributes(&output),
+            meta: ObjectMeta {
+                location: location.clone(),
+                last_modified: chrono_time(output.last_modified()),
+                size,
+                e_tag: output.e_tag,
+                version: output.version_id,
+            },
+            payload: GetResultPayload::Stream(payload),
+            range,
+            extensions: object_store::Extensions::default(),
+        })
+    }
+
+    /// The body as it comes; each chunk has the read time-out, and an early end is an error.
+    fn stream_body(&self, location: &Path, body: ByteStream, len: u64) -> BoxStream<'static, Result<Bytes>> {
+        let location = location.clone();
+        let limit = self.inner.config.read_timeout;
+        let state = (body, len);
+        stream::try_unfold(state, move |(mut body, left)| {
+            let location = location.clone();
+            async move {
+                let cut = |what: &str| RequestError::new(Cause::Connection, "GetObject", what).at(&location);
+                match tokio::time::timeout(limit, body.next()).await {
+                    Err(_) => {
+                        Err(RequestError::new(Cause::Timeout, "GetObject", "the body stalled").at(&location))
+                    }
+                    Ok(Some(Err(error))) => {
+                        Err(RequestError::new(Cause::Connection, "GetObject", "the body broke")
+                            .with_source(error)
+                            .at(&location))
+                    }
+                    Ok(None) if left == 0 => Ok(None),
+                    Ok(None) => Err(cut("the body ended early")),
+                    Ok(Some(Ok(bytes))) => match left.checked_sub(bytes.len() as u64) {
+                        Some(left) => Ok(Some((bytes, (body, left)))),
+                        None => Err(cut("the body is longer than announced")),
+                    },
+                }
+            }
+        })
+        .boxed()
+    }
+
+    /// Deletes up to [`DELETE_BATCH_MAX`] objects; one result each, in order.
+    async fn delete_batch(&self, locations: Vec<Path>) -> Vec<Result<Path>> {
+        if let [location] = locations.as_slice() {
+            let progress = Progress::default();
+            let request = self.client().delete_object().bucket(self.bucket()).key(self.key(location));
+            let send = async { request.send().await.map_err(|e| request_error("DeleteObject", e)) }.boxed();
+            let result = self.attempt("DeleteObject", location, &progress, send).await;
+            return vec![result.map(|_| location.clone())];
+        }
+        match self.delete_many(&locations).await {
+            Ok(results) => results,
+            // The stream's items are independent, so each tells why.
+            Err(error) => {
+                let cause = crate::error::cause(&error).unwrap_or(Cause::Other);
+                let message = error.to_string();
+                locations
+                    .iter()
+                    .map(|l| Err(RequestError::new(cause, "DeleteObjects", message.clone()).at(l)))
+                    .collect()
+            }
+        }
+    }
+
+    async fn delete_many(&self, locations: &[Path]) -> Result<Vec<Result<Path>>> {
+        let progress = Progress::default();
+        let send = async {
+            let identifiers: Vec<ObjectIdentifier> = locations
+                .iter()
+                .map(|location| ObjectIdentifier::builder().key(self.key(location)).build())
+                .collect::<Result<_, _>>()
+                .map_err(|e| RequestError::new(Cause::Invalid, "DeleteObjects", "bad key").with_source(e))?;
+            let delete =
+                Delete::builder().set_objects(Some(identifiers)).quiet(true).build().map_err(|e| {
+                    RequestError::new(Cause::Invalid, "DeleteObjects", "bad request").with_source(e)
+                })?;
+            let request = self.client().delete_objects().bucket(self.bucket()).delete(delete);
+            request.send().await.map_err(|e| request_error("DeleteObjects", e))
+        }
+        .boxed();
+        let output = self.attempt("DeleteObjects", self.bucket(), &progress, send).await?;
+        let failed: std::collections::HashMap<&str, _> =
+            output.errors().iter().filter_map(|error| Some((error.key()?, error))).collect();
+        Ok(locations
+            .iter()
+            .map(|location| {
+                let Some(error) = failed.get(self.key(location).as_str()) else {
+                    return Ok(location.clone());
+                };
+                let (code, message) = (error.code().unwrap_or(""), error.message().unwrap_or(""));
+                match answer::cause_of(None, code) {
+                    // Deleting what is not there is what was asked for.
+                    Cause::NotFound => Ok(location.clone()),
+                    cause => {
+                        Err(RequestError::new(cause, "DeleteObjects", format!("{code}: {message}"))
+                            .at(location))
+                    }
+                }
+            })
+            .collect())
+    }
+
+    async fn copy_object(&self, from: &Path, to: &Path) -> Result<()> {
+        let source = format!("{}/{}", self.bucket(), self.key(from));
+        let progress = Progress::default();
+        let request = self
+            .client()
+            .copy_object()
+            .bucket(self.bucket())
+            .key(self.key(to))
+            .copy_source(connect::percent_encode(&source));
+        let send = async { request.send().await.map_err(|e| request_error("CopyObject", e)) }.boxed();
+        self.attempt("CopyObject", from, &progress, send).await.map(|_| ())
+    }
+}
+
+/// The bytes that an answer holds and the size of the whole object.
+fn answered_range(output: &GetObjectOutput, ranged: bool) -> Result<(Range<u64>, u64), RequestError> {
+    let invalid = |message: String| RequestError::new(Cause::Invalid, "GetObject", message);
+    let len = output
+        .content_length()
+        .and_then(|len| u64::try_from(len).ok())
+        .ok_or_else(|| invalid("the answer has no length".to_owned()))?;
+    match output.content_range() {
+        Some(text) => {
+            let (range, size) =
+                content_range(text).ok_or_else(|| invalid(format!("Content-Range {text:?}")))?;
+            if range.end - range.start != len {
+                return Err(invalid(format!("Content-Range {text:?} with {len} bytes")));
+            }
+            Ok((range, size))
+        }
+        None if ranged => Err(RequestError::new(
+            Cause::Unsupported,
+            "GetObject",
+            "the store ignores ranges: it sent the whole object",
+        )),
+        None => Ok((0..len, len)),
+    }
+}
+
+/// Reads exactly `len` bytes into one buffer (no copy if they come in one piece).
+async fn read_body(mut body: ByteStream, len: usize, progress: &Progress) -> Result<Bytes, RequestError> {
+    let broken = |message: &str| RequestError::new(Cause::Connection, "GetObject", message);
+    let mut buffer = Vec::new();
+    while let Some(chunk) = body.next().await {
+        let chunk = chunk.map_err(|e| broken("the body broke").with_source(e))?;
+        progress.bump();
+        if buffer.is_empty() && chunk.len() == len {
+            return Ok(chunk);
+        }
+        if buffer.is_empty() {
+            buffer.reserve_exact(len);
+        }
+        if buffer.len() + chunk.len() > len {
+            return Err(broken("the body is longer than announced"));
+        }
+        buffer.extend_from_slice(&chunk);
+    }
+    if buffer.len() == len { Ok(Bytes::from(buffer)) } else { Err(broken("the body ended early")) }
+}
+
+/// Sets the attributes that S3 has words for on a request builder.
+macro_rules! set_attributes {
+    ($request:expr, $attributes:expr, $operation:literal, $location:expr) => {{
+        let mut request = $request;
+        for (attribute, value) in $attributes {
+            let value = value.to_string();
+            request = match attribute {
+                Attribute::ContentDisposition => request.content_disposition(value),
+                Attribute::ContentEncoding => request.content_encoding(value),
+                Attribute::ContentLanguage => request.content_language(value),
+                Attribute::ContentType => request.content_type(value),
+                Attribute::CacheControl => request.cache_control(value),
+                Attribute::StorageClass => request.storage_class(value.as_str().into()),
+                Attribute::Metadata(name) => request.metadata(name.to_string(), value),
+                other => {
+                    let message = format!("the attribute {other:?} is not known");
+                    return Err(RequestError::new(Cause::Unsupported, $operation, message).at($location));
+                }
+            };
+        }
+        request
+    }};
+}
+
+/// Collects the attributes of an answer; `GetObject` and `HeadObject` have the same fields in two types.
+macro_rules! attributes_of {
+    ($output:expr) => {{
+        let output = $output;
+        let mut attributes = Attributes::new();
+        let mut add = |attribute: Attribute, value: Option<&str>| {
+            if let Some(value) = value {
+                attributes.insert(attribute, AttributeValue::from(value.to_owned()));
+            }
+        };
+        add(Attribute::ContentDisposition, output.content_disposition());
+        add(Attribute::ContentEncoding, output.content_encoding());
+        add(Attribute::ContentLanguage, output.content_language());
+        add(Attribute::ContentType, output.content_type());
+        add(Attribute::CacheControl, output.cache_control());
+        add(Attribute::StorageClass, output.storage_class().map(|class| class.as_str()));
+        for (name, value) in output.metadata().into_iter().flatten() {
+            add(Attribute::Metadata(name.clone().into()), Some(value));
+        }
+        attributes
+    }};
+}
+
+fn head_attributes(output: &HeadObjectOutput) -> Attributes {
+    attributes_of!(output)
+}
+
+fn get_attributes(output: &GetObjectOutput) -> Attributes {
+    attributes_of!(output)
+}
+
+#[async_trait]
+impl ObjectStore for S3Store {
+    async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+        let progress = Progress::default();
+        let (if_match, if_none_match) = match &options.mode {
+            PutMode::Overwrite => (None, None),
+            PutMode::Create => (None, Some("*".to_owned())),
+            PutMode::Update(UpdateVersion { e_tag: Some(e_tag), .. }) => (Some(e_tag.clone()), None),
+            PutMode::Update(_) => {
+                let error = RequestError::new(Cause::Invalid, "PutObject", "an update needs an ETag");
+                return Err(error.at(location));
+            }
+        };
+        let request = self
+            .client()
+            .put_object()
+            .bucket(self.bucket())
+            .key(self.key(location))
+            .set_if_match(if_match)
+            .set_if_none_match(if_none_match)
+            .set_tagging((!options.tags.is_empty()).then(|| options.tags.encoded().to_owned()))
+            .body(Self::body(payload, &progress));
+        let request = set_attributes!(request, &options.attributes, "PutObject", location);
+        let send = async {
+            let output = request.customize().disable_payload_signing().send().await;
+            output.map_err(|e| {
+                let error = request_error("PutObject", e);
+                match (error.cause(), &options.mode) {
+                    (Cause::Precondition, PutMode::Create) => {
+                        RequestError::new(Cause::AlreadyExists, "PutObject", "the object exists")
+                            .with_source(error)
+                    }
+                    // An update of what is not there fails its condition, whatever the server calls it.
+                    (Cause::NotFound, PutMode::Update(_)) => {
+                        RequestError::new(Cause::Precondition, "PutObject", "no such object")
+                            .with_source(error)
+                    }
+                    _ => error,
+                }
+            })
+        }
+        .boxed();
+        let output = self.attempt("PutObject", location, &progress, send).await?;
+        Ok(PutResult {
+            e_tag: output.e_tag,
+            version: output.version_id,
+            extensions: object_store::Extensions::default(),
+        })
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        let store = Arc::new(self.clone());
+        Ok(Box::new(PartsUpload::begin(store, location, options).await?))
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        if options.head { self.head(location, options).await } else { self.get(location, options).await }
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        let store = self.clone();
+        locations
+            .try_chunks(DELETE_BATCH_MAX)
+            .map(move |batch| {
+                let store = store.clone();
+                async move {
+                    let (batch, broken) = match batch {
+                        Ok(batch) => (batch, None),
+                        Err(error) => (error.0, Some(Err(error.1))),
+                    };
+                    let mut results =
+                        if batch.is_empty() { Vec::new() } else { store.delete_batch(batch).await };
+                    results.extend(broken);
+                    stream::iter(results)
+                }
+            })
+            .buffered(4)
+            .flatten()
+            .boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        list_all(Arc::new(self.clone()), prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        list_one_level(self, prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        match options.mode {
+            CopyMode::Overwrite => self.copy_object(from, to).await,
+            // Few servers know a condition on CopyObject; all that count know one on PutObject.
+            CopyMode::Create => {
+                let bytes = self.get_opts(from, GetOptions::default()).await?.bytes().await?;
+                self.put_opts(to, bytes.into(), PutMode::Create.into()).await.map(|_| ())
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl RemoteStore for S3Store {
+    async fn create_multipart(&self, location: &Path, options: PutMultipartOptions) -> Result<MultipartId> {
+        let progress = Progress::default();
+        let request = self
+            .client()
+            .create_multipart_upload()
+            .bucket(self.bucket())
+            .key(self.key(location))
+            .set_tagging((!options.tags.is_empty()).then(|| options.tags.encoded().to_owned()));
+        let request = set_attributes!(request, &options.attributes, "CreateMultipartUpload", location);
+        let send = async {
+            let output = request.send().await.map_err(|e| request_error("CreateMultipartUpload", e))?;
+            output.upload_id.ok_or_else(|| {
+                RequestError::new(Cause::Invalid, "CreateMultipartUpload", "the answer has no upload id")
+            })
+        }
+        .boxed();
+        self.attempt("CreateMultipartUpload", location, &progress, send).await
+    }
+
+    async fn put_part(
+        &self,
+        location: &Path,
+        id: &MultipartId,
+        index: usize,
+        payload: PutPayload,
+    ) -> Result<PartId> {
+        let progress = Progress::default();
+        let number = part_number(index).map_err(|e| e.at(location))?;
+        let request = self
+            .client()
+            .upload_part()
+            .bucket(self.bucket())
+            .key(self.key(location))
+            .upload_id(id)
+            .part_number(number)
+            .body(Self::body(payload, &progress));
+        let send = async {
+            let output = request.customize().disable_payload_signing().send().await;
+            let output = output.map_err(|e| request_error("UploadPart", e))?;
+            let content_id = output
+                .e_tag
+                .ok_or_else(|| RequestError::new(Cause::Invalid, "UploadPart", "the answer has no ETag"))?;
+            Ok(PartId { content_id })
+        }
+        .boxed();
+        self.attempt("UploadPart", location, &progress, send).await
+    }
+
+    async fn complete_multipart(
+        &self,
+        location: &Path,
+        id: &MultipartId,
+        parts: Vec<PartId>,
+    ) -> Result<PutResult> {
+        let progress = Progress::default();
+        let parts: Vec<CompletedPart> = parts
+            .into_iter()
+            .enumerate()
+            .map(|(index, part)| {
+                let number = part_number(index).map_err(|e| e.at(location))?;
+                Ok(CompletedPart::builder().part_number(number).e_tag(part.content_id).build())
+            })
+            .collect::<Result<_>>()?;
+        let request = self
+            .client()
+            .complete_multipart_upload()
+            .bucket(self.bucket())
+            .key(self.key(location))
+            .upload_id(id)
+            .multipart_upload(CompletedMultipartUpload::builder().set_parts(Some(parts)).build());
+        let send =
+            async { request.send().await.map_err(|e| request_error("CompleteMultipartUpload", e)) }.boxed();
+        let output = self.attempt("CompleteMultipartUpload", location, &progress, send).await?;
+        Ok(PutResult {
+            e_tag: output.e_tag,
+            version: output.version_id,
+            extensions: object_store::Extensions::default(),
+        })
+    }
+
+    async fn abort_multipart(&self, location: &Path, id: &MultipartId) -> Result<()> {
+        let progress = Progress::default();
+        let request = self
+            .client()
+            .abort_multipart_upload()
+            .bucket(self.bucket())
+            .key(self.key(location))
+            .upload_id(id);
+        let send = async {
+            match request.send().await.map_err(|e| request_error("AbortMultipartUpload", e)) {
+                // Gone is what was asked for.
+                Err(error) if error.cause() == Cause::NoUpload => Ok(()),
+                result => result.map(|_| ()),
+            }
+        }
+        .boxed();
+        self.attempt("AbortMultipartUpload", location, &progress, send).await
+    }
+
+    async fn list_page(
+        &self,
+        prefix: Option<&Path>,
+        listing: Listing,
+        page: Option<String>,
+    ) -> Result<ListPage> {
+        let progress = Progress::default();
+        let key_prefix = self.key_prefix(prefix);
+        let request = self
+            .client()
+            .list_objects_v2()
+            .bucket(self.bucket())
+            .set_prefix((!key_prefix.is_empty()).then(|| key_prefix.clone()))
+            .set_delimiter((listing == Listing::OneLevel).then(|| "/".to_owned()))
+            .set_continuation_token(page);
+        let send = async { request.send().await.map_err(|e| request_error("ListObjectsV2", e)) }.boxed();
+        let output = self.attempt("ListObjectsV2", &key_prefix, &progress, send).await?;
+        let objects = output
+            .contents()
+            .iter()
+            .filter_map(|object| {
+                Some(ObjectMeta {
+                    location: self.location(object.key()?)?,
+                    last_modified: chrono_time(object.last_modified()),
+                    size: object.size().and_then(|size| u64::try_from(size).ok())?,
+                    e_tag: object.e_tag().map(str::to_owned),
+                    version: None,
+                })
+            })
+            .collect();
+        let common_prefixes = output
+            .common_prefixes()
+            .iter()
+            .filter_map(|common| self.location(common.prefix()?.strip_suffix('/')?))
+            .collect();
+        let more = output.is_truncated() == Some(true);
+        let next = output.next_continuation_token.filter(|token| more && !token.is_empty());
+        if more && next.is_none() {
+            let message = "the listing goes on but names no next page";
+            return Err(RequestError::new(Cause::Invalid, "ListObjectsV2", message).at(&key_prefix));
+        }
+        Ok(ListPage { objects, common_prefixes, next })
+    }
+}
+
+/// S3 counts parts from 1 to 10,000.
+fn part_number(index: usize) -> Result<i32, RequestError> {
+    i32::try_from(index)
+        .ok()
+        .filter(|index| *index < 10_000)
+        .map(|index| index + 1)
+        .ok_or_else(|| RequestError::new(Cause::Invalid, "UploadPart", "an upload has at most 10,000 parts"))
+}

@@ -8,22 +8,43 @@
 //! from memory until then; bytes whose checksum does not fit are never returned; a pack's name is never reused.
 //! Lock order: lanes before one pack before the budget; caches are leaves.
 
+mod block;
 mod budget;
+mod cache;
+mod disk_cache;
 pub mod layout;
+mod objects;
+mod pack;
+mod read;
+mod retry;
+mod upload;
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::future;
 use futures::stream::BoxStream;
 use object_store::ObjectStore;
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
 use uuid::Uuid;
 
+pub use block::is_zero;
 pub use budget::{Budget, BudgetGuard, Pressure};
 pub use layout::{Extent, Overlay, Source, overlay, subslice};
 
-use crate::types::{ChunkIndex, ErrorKind, Ino, PackId, PackedRun, Result, SessionId};
+use self::disk_cache::DiskCache;
+use self::objects::Objects;
+use self::read::Reader;
+use self::upload::{Pack, Packs, Uploader};
+use crate::types::{CHUNK_BYTES, ChunkIndex, Error, ErrorKind, Ino, PackId, PackedRun, Result, SessionId};
+
+/// Largest pack that can be configured: offsets are 32 bits, and one run may exceed the limit.
+const PACK_BYTES_MAX: u32 = 1 << 30;
 
 /// Settings of the data layer.
 #[derive(Debug, Clone)]
@@ -60,6 +81,8 @@ pub struct DataOptions {
     pub fetch_gap_bytes: u32,
     /// Largest GET in bytes (a single block may exceed it).
     pub fetch_bytes_max: u32,
+    /// Bytes that all GETs in flight bring together; more wait.
+    pub fetch_memory_bytes: u64,
 }
 
 impl DataOptions {
@@ -82,6 +105,7 @@ impl DataOptions {
             idle_seal: Duration::from_secs(1),
             fetch_gap_bytes: 64 << 10,
             fetch_bytes_max: 4 << 20,
+            fetch_memory_bytes: 64 << 20,
         }
     }
 }
@@ -138,29 +162,33 @@ pub struct Appended {
 /// Tells when a pack is stored. Clones wait for the same pack.
 #[derive(Debug, Clone)]
 pub struct PackTicket {
-    pack: PackId,
+    pack: Arc<Pack>,
+    io_timeout: Option<Duration>,
 }
 
 impl PackTicket {
+    fn new(pack: Arc<Pack>, io_timeout: Option<Duration>) -> PackTicket {
+        PackTicket { pack, io_timeout }
+    }
+
     /// The pack.
     pub fn pack(&self) -> PackId {
-        self.pack
+        self.pack.id()
     }
 
     /// Whether the store has acknowledged the pack.
     pub fn is_stored(&self) -> bool {
-        false
+        self.pack.is_stored()
     }
 
     /// Waits until the store has acknowledged the whole pack. Does not close it: somebody calls [`Data::seal`], or
-    /// it is closed when it is full or has been idle.
+    /// it is closed when it is full or has been idle. Whoever comes after a failure causes an attempt at once.
     ///
     /// # Errors
-    /// `NoSpace` when the store is full, `Io` when there was no progress for `io_timeout`. The upload goes on
-    /// nevertheless, with its bytes kept, and a later call may succeed.
-    #[expect(clippy::unused_async, reason = "shape of the interface")]
+    /// `NoSpace` when the store says so, `Io` when there was no progress for `io_timeout` or [`Data::close`] gave up.
+    /// In the first two cases the upload goes on with its bytes kept, and a later call may succeed.
     pub async fn stored(&self) -> Result<StoredPack> {
-        Err(ErrorKind::NotSupported.into())
+        self.pack.stored(self.io_timeout).await
     }
 }
 
@@ -196,6 +224,12 @@ pub struct ReadRange {
     pub offset_in_run: u32,
     /// Length in bytes; `offset_in_run + len <= run.plain_len`.
     pub len: u32,
+}
+
+impl ReadRange {
+    fn bytes(&self) -> Range<u32> {
+        self.offset_in_run..self.offset_in_run.saturating_add(self.len)
+    }
 }
 
 /// Whether what is read is likely to be read again.
@@ -278,14 +312,56 @@ pub struct DataStats {
     pub packs_unstored: u64,
 }
 
+/// The counts behind [`DataStats`].
+#[derive(Debug, Default)]
+struct Counters {
+    appended_plain_bytes: AtomicU64,
+    appended_stored_bytes: AtomicU64,
+    packs_stored: AtomicU64,
+    upload_failures: AtomicU64,
+    fetches: AtomicU64,
+    fetched_bytes: AtomicU64,
+    fetch_failures: AtomicU64,
+    memory_hits: AtomicU64,
+    disk_hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+impl Counters {
+    fn add(&self, counter: impl FnOnce(&Counters) -> &AtomicU64, by: u64) {
+        counter(self).fetch_add(by, Ordering::Relaxed);
+    }
+}
+
+/// The tasks of one data layer: ended with it.
+#[derive(Debug, Default)]
+struct Tasks(Mutex<JoinSet<()>>);
+
+impl Tasks {
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.0.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+
+    async fn end(&self) {
+        let mut tasks = std::mem::take(&mut *self.0.lock());
+        tasks.shutdown().await;
+    }
+}
+
 /// The data layer of one mount.
 #[derive(Debug)]
 pub struct Data {
-    options: DataOptions,
-    store: Arc<dyn ObjectStore>,
+    options: Arc<DataOptions>,
+    objects: Objects,
+    counters: Arc<Counters>,
+    packs: Arc<Packs>,
+    uploader: Arc<Uploader>,
+    reader: Arc<Reader>,
+    tasks: Tasks,
 }
 
-#[expect(clippy::unused_async, reason = "shape of the interface")]
 impl Data {
     /// Opens the caches; does not ask the store for anything.
     ///
@@ -293,7 +369,34 @@ impl Data {
     /// `Busy` when another process uses the cache directory, `Io` when it cannot be used, `Invalid` for settings that
     /// contradict each other.
     pub async fn open(options: DataOptions, store: Arc<dyn ObjectStore>) -> Result<Data> {
-        Ok(Data { options, store })
+        let sound = options.block_bytes > 0
+            && u64::from(options.block_bytes) <= CHUNK_BYTES
+            && options.part_bytes > 0
+            && options.part_bytes <= options.pack_bytes
+            && options.pack_bytes <= PACK_BYTES_MAX;
+        if !sound {
+            return Err(Error::new(ErrorKind::Invalid, "block, part and pack sizes contradict each other"));
+        }
+        let options = Arc::new(options);
+        let disk =
+            match options.disk_cache.clone().filter(|disk| disk.bytes_max > 0) {
+                None => None,
+                Some(disk) => {
+                    let volume = options.volume;
+                    let opened = tokio::task::spawn_blocking(move || DiskCache::open(&disk, volume)).await;
+                    Some(opened.map_err(|error| {
+                        Error::new(ErrorKind::Io, "open the disk cache").with_source(error)
+                    })??)
+                }
+            };
+        let objects = Objects::new(store, options.io_timeout);
+        let counters = Arc::new(Counters::default());
+        let packs = Arc::new(Packs::default());
+        let (shared, own, counts) =
+            (|| Arc::clone(&options), || Arc::clone(&packs), || Arc::clone(&counters));
+        let uploader = Arc::new(Uploader::new(shared(), objects.clone(), counts(), own()));
+        let reader = Arc::new(Reader::new(shared(), objects.clone(), counts(), own(), disk));
+        Ok(Data { options, objects, counters, packs, uploader, reader, tasks: Tasks::default() })
     }
 
     /// Closes all packs, waits until they are stored (or `io_timeout` has passed without progress) and ends all
@@ -302,7 +405,24 @@ impl Data {
     /// # Errors
     /// `Io` or `NoSpace`, naming the packs that could not be stored; their bytes are lost.
     pub async fn close(&self) -> Result<()> {
-        Err(ErrorKind::NotSupported.into())
+        self.uploader.close();
+        let packs = self.packs.all();
+        let outcomes = future::join_all(packs.iter().map(|pack| pack.stored(self.options.io_timeout))).await;
+        self.tasks.end().await;
+        for pack in &packs {
+            pack.abandon();
+        }
+        if let Some(disk) = self.reader.disk.clone() {
+            let closing = tokio::task::spawn_blocking(move || disk.close());
+            closing
+                .await
+                .map_err(|error| Error::new(ErrorKind::Io, "close the disk cache").with_source(error))?;
+        }
+        let mut failed =
+            outcomes.into_iter().zip(&packs).filter_map(|(outcome, pack)| Some((outcome.err()?, pack)));
+        let Some((error, first)) = failed.next() else { return Ok(()) };
+        let lost = failed.fold(first.id().to_string(), |lost, (_, pack)| format!("{lost}, {}", pack.id()));
+        Err(Error::new(error.kind, format!("not stored: {lost}")).with_source(error))
     }
 
     /// Compresses and checksums the runs off the caller's thread and places them in order in the lane's open pack (or
@@ -310,28 +430,38 @@ impl Data {
     /// before that, it has placed nothing.
     ///
     /// # Errors
-    /// `Invalid` for an empty run or one longer than a chunk; `ReadOnly` after [`Data::close`].
+    /// `Invalid` for a run that is empty or leaves its chunk; `ReadOnly` after [`Data::close`].
     pub async fn append(&self, lane: Lane, runs: Vec<RunBytes>) -> Result<Vec<Appended>> {
-        let _ = (lane, runs, &self.store);
-        Err(ErrorKind::NotSupported.into())
+        let plain = match self.options.cache_writes {
+            CacheWrites::No => Vec::new(),
+            CacheWrites::Yes => runs.iter().map(|run| Pieces(run.bytes.clone())).collect(),
+        };
+        let appended = self.uploader.append(&self.tasks, lane, runs).await?;
+        for (appended, plain) in appended.iter().zip(plain) {
+            self.reader.cache(&appended.run, &plain.into_bytes());
+        }
+        Ok(appended)
     }
 
     /// Closes the lane's open pack: nothing more is coming now.
     pub fn seal(&self, lane: Lane) {
-        let _ = lane;
+        self.uploader.seal(lane);
     }
 
     /// Closes all open packs.
-    pub fn seal_all(&self) {}
-
-    /// Metadata names the pack: it need not be listed as [`Data::uncommitted`] any longer. Harmless if said twice.
-    pub fn committed(&self, pack: PackId) {
-        let _ = pack;
+    pub fn seal_all(&self) {
+        self.uploader.seal_all();
     }
 
-    /// Packs of this session that are open, being uploaded, or stored but not yet [`Data::committed`].
+    /// Metadata names the pack, which is stored: it is not listed as [`Data::uncommitted`] any longer. Harmless if
+    /// said twice.
+    pub fn committed(&self, pack: PackId) {
+        self.uploader.committed(pack);
+    }
+
+    /// Packs of this session that are open, being uploaded, or stored but not yet [`Data::committed`]; ascending.
     pub fn uncommitted(&self) -> Vec<PackId> {
-        Vec::new()
+        self.packs.all().iter().map(|pack| pack.id()).collect()
     }
 
     /// Reads `len` plain bytes of the run from `offset_in_run` on. Ready at once when they are in memory; no copy when
@@ -357,23 +487,28 @@ impl Data {
     /// # Errors
     /// As [`Data::read`]; one that fails fails all.
     pub async fn read_many(&self, ranges: &[ReadRange], hint: ReadHint) -> Result<Vec<Pieces>> {
-        let _ = (ranges, hint);
-        Err(ErrorKind::NotSupported.into())
+        self.reader.read_many(ranges, hint).await
     }
 
-    /// Starts to bring ranges into the memory cache. Does nothing when too many such fetches are under way; errors
-    /// show when the bytes are read.
+    /// Starts to bring ranges into the memory cache. Does less when too many such fetches are under way; errors show
+    /// when the bytes are read.
     pub fn prefetch(&self, ranges: &[ReadRange]) {
-        let _ = ranges;
+        self.reader.prefetch(&self.tasks, ranges);
     }
 
-    /// Fetches every block of the run from the store, past the caches, and checks it.
+    /// Fetches every block of the run from the store, past the caches, and checks it. A pack that is not stored yet is
+    /// checked in memory.
     ///
     /// # Errors
     /// `Io` when it is damaged or the store failed, `Stale` when the pack is missing.
     pub async fn verify(&self, run: &PackedRun) -> Result<()> {
-        let _ = run;
-        Err(ErrorKind::NotSupported.into())
+        let verdicts = self.reader.verify_many(std::slice::from_ref(run)).await;
+        verdicts.into_iter().collect()
+    }
+
+    /// [`Data::verify`] for several runs, one answer each. Those that lie close together in their pack share a GET.
+    pub async fn verify_many(&self, runs: &[PackedRun]) -> Vec<Result<()>> {
+        self.reader.verify_many(runs).await
     }
 
     /// What the pack says is in it.
@@ -381,14 +516,12 @@ impl Data {
     /// # Errors
     /// `Io` when header or footer are damaged, of another volume or version; `Stale` when the pack is missing.
     pub async fn pack_footer(&self, pack: PackId) -> Result<Vec<FooterEntry>> {
-        let _ = pack;
-        Err(ErrorKind::NotSupported.into())
+        self.objects.footer(pack, self.options.volume).await
     }
 
     /// The packs in the store, in no particular order.
     pub fn list_packs(&self) -> BoxStream<'static, Result<StoredPack>> {
-        let _ = &self.options;
-        Box::pin(futures::stream::empty())
+        self.objects.list()
     }
 
     /// Deletes packs from the store; one that is gone already is deleted.
@@ -396,12 +529,39 @@ impl Data {
     /// # Errors
     /// `Io` when some could not be deleted; others may have been.
     pub async fn delete_packs(&self, packs: &[PackId]) -> Result<()> {
-        let _ = packs;
-        Err(ErrorKind::NotSupported.into())
+        self.objects.delete(packs).await
     }
 
     /// Counts for people and metrics.
     pub fn stats(&self) -> DataStats {
-        DataStats::default()
+        let counters = &self.counters;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        DataStats {
+            appended_plain_bytes: get(&counters.appended_plain_bytes),
+            appended_stored_bytes: get(&counters.appended_stored_bytes),
+            packs_stored: get(&counters.packs_stored),
+            upload_failures: get(&counters.upload_failures),
+            fetches: get(&counters.fetches),
+            fetched_bytes: get(&counters.fetched_bytes),
+            fetch_failures: get(&counters.fetch_failures),
+            memory_hits: get(&counters.memory_hits),
+            disk_hits: get(&counters.disk_hits),
+            misses: get(&counters.misses),
+            memory_cache_bytes: self.reader.memory.bytes(),
+            disk_cache_bytes: self.reader.disk.as_ref().map_or(0, |disk| disk.bytes()),
+            packs_unstored: self.packs.all().iter().filter(|pack| !pack.is_stored()).count() as u64,
+        }
     }
 }
+
+impl Drop for Data {
+    /// Nobody waits for a pack whose task ends here.
+    fn drop(&mut self) {
+        for pack in self.packs.all() {
+            pack.abandon();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,181 @@
+//! One block: LZ4 where that helps, a checksum of what is stored, exact lengths on the way back.
+//!
+//! Pure. A block that decodes is the block that was encoded: the checksum is looked at first, and a length that does
+//! not fit is damage as well, so that hostile bytes cost no more memory than the block's own length.
+
+use bytes::Bytes;
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::types::Block;
+
+/// Why stored bytes are not the block they should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Damage {
+    #[error("the block is incomplete")]
+    Length,
+    #[error("the checksum does not fit")]
+    Checksum,
+    #[error("the checksum fits but the block cannot be decompressed")]
+    Codec,
+}
+
+/// Whether all bytes are 0, so that a hole serves instead of a block.
+pub fn is_zero(bytes: &[u8]) -> bool {
+    let mut words = bytes.chunks_exact(64);
+    words.by_ref().all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
+        && words.remainder().iter().all(|byte| *byte == 0)
+}
+
+/// Encodes blocks one after another into one buffer; keeps the compressor's table between them.
+pub(super) struct Encoder {
+    table: CompressTable,
+    /// Blocks described so far.
+    blocks: Vec<Block>,
+    /// Their stored bytes.
+    stored: Vec<u8>,
+}
+
+impl Encoder {
+    /// An encoder without blocks.
+    pub(super) fn new() -> Encoder {
+        Encoder { table: CompressTable::default(), blocks: Vec::new(), stored: Vec::new() }
+    }
+
+    /// Makes room for `plain_len` plain bytes, so that pushing them moves nothing.
+    pub(super) fn reserve(&mut self, plain_len: usize) {
+        self.stored.reserve(plain_len + get_maximum_output_size(0) + plain_len / 255);
+    }
+
+    /// Appends one block. Stores it raw unless LZ4 saves at least 1/32 of it: less is not worth decompressing.
+    pub(super) fn push(&mut self, plain: &[u8]) {
+        let start = self.stored.len();
+        self.stored.resize(start + get_maximum_output_size(plain.len()), 0);
+        let compressed = compress_into_with_table(plain, &mut self.stored[start..], &mut self.table);
+        let raw = match compressed {
+            Ok(len) if len + plain.len() / 32 < plain.len() => {
+                self.stored.truncate(start + len);
+                false
+            }
+            _ => {
+                self.stored.truncate(start);
+                self.stored.extend_from_slice(plain);
+                true
+            }
+        };
+        let stored = &self.stored[start..];
+        self.blocks.push(Block {
+            stored_len: u32::try_from(stored.len()).expect("a block is no longer than a chunk"),
+            raw,
+            checksum: xxh3_64(stored),
+        });
+    }
+
+    /// The blocks and their bytes so far; the encoder is empty again.
+    pub(super) fn take(&mut self) -> (Vec<Block>, Bytes) {
+        let mut stored = std::mem::take(&mut self.stored);
+        if stored.capacity() - stored.len() > stored.len() / 8 + 64 {
+            stored.shrink_to_fit();
+        }
+        (std::mem::take(&mut self.blocks), stored.into())
+    }
+}
+
+/// The plain bytes of a block, which are `plain_len`. A raw block's are `stored` itself, not a copy.
+pub(super) fn decode(stored: &Bytes, block: &Block, plain_len: u32) -> Result<Bytes, Damage> {
+    if stored.len() != block.stored_len as usize {
+        return Err(Damage::Length);
+    }
+    if xxh3_64(stored) != block.checksum {
+        return Err(Damage::Checksum);
+    }
+    if block.raw {
+        return if stored.len() == plain_len as usize { Ok(stored.clone()) } else { Err(Damage::Codec) };
+    }
+    let mut plain = vec![0; plain_len as usize];
+    match decompress_into(stored, &mut plain) {
+        Ok(len) if len == plain.len() => Ok(plain.into()),
+        _ => Err(Damage::Codec),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn encode(plain: &[u8]) -> (Block, Bytes) {
+        let mut encoder = Encoder::new();
+        encoder.push(plain);
+        let (blocks, stored) = encoder.take();
+        (blocks[0], stored)
+    }
+
+    #[test]
+    fn zeros_are_recognised_at_every_length() {
+        for len in [0, 1, 63, 64, 65, 4096, 4099] {
+            let mut bytes = vec![0; len];
+            assert!(is_zero(&bytes));
+            for at in 0..len {
+                bytes[at] = 1;
+                assert!(!is_zero(&bytes), "{at} of {len}");
+                bytes[at] = 0;
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_shrink_is_stored_raw_and_decoded_without_a_copy() {
+        let plain: Vec<u8> = (0..4096u64).map(|at| xxh3_64(&at.to_le_bytes()).to_le_bytes()[0]).collect();
+        let (block, stored) = encode(&plain);
+        assert!(block.raw);
+        let decoded = decode(&stored, &block, 4096).unwrap();
+        assert_eq!(decoded.as_ptr(), stored.as_ptr());
+        assert_eq!(decode(&stored, &block, 4095), Err(Damage::Codec));
+    }
+
+    #[test]
+    fn one_encoder_makes_the_same_blocks_as_many() {
+        let texts: Vec<Vec<u8>> = (1..20u8)
+            .map(|seed| (0..3000).map(|at: u16| (at % u16::from(seed)).to_le_bytes()[0]).collect())
+            .collect();
+        let mut encoder = Encoder::new();
+        for text in &texts {
+            encoder.push(text);
+        }
+        let (blocks, stored) = encoder.take();
+        let mut at = 0;
+        for (text, block) in texts.iter().zip(&blocks) {
+            let part = stored.slice(at..at + block.stored_len as usize);
+            at += part.len();
+            assert_eq!(decode(&part, block, 3000).unwrap(), text);
+            assert!(!block.raw && part.len() < 300);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_block_comes_back(plain in prop::collection::vec(0..4u8, 1..5000)) {
+            let (block, stored) = encode(&plain);
+            prop_assert_eq!(decode(&stored, &block, u32::try_from(plain.len()).unwrap()).unwrap(), plain);
+        }
+
+        #[test]
+        fn hostile_bytes_never_decode_to_another_length(stored in prop::collection::vec(any::<u8>(), 0..300), plain_len in 0..70_000u32) {
+            let block = Block { stored_len: u32::try_from(stored.len()).unwrap(), raw: false, checksum: xxh3_64(&stored) };
+            if let Ok(plain) = decode(&stored.into(), &block, plain_len) {
+                prop_assert_eq!(plain.len(), plain_len as usize);
+            }
+        }
+
+        #[test]
+        fn any_changed_byte_is_damage(plain in prop::collection::vec(0..8u8, 1..600), at in any::<prop::sample::Index>(), by in 1..=255u8) {
+            let (block, stored) = encode(&plain);
+            let mut changed = stored.to_vec();
+            let at = at.index(changed.len());
+            changed[at] ^= by;
+            prop_assert_eq!(decode(&changed.into(), &block, u32::try_from(plain.len()).unwrap()), Err(Damage::Checksum));
+        }
+    }
+}

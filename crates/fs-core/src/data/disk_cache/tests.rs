@@ -1,0 +1,172 @@
+//! The disk cache's limit, its survival of restarts and damage, its lock.
+
+use super::*;
+
+const VOLUME: Uuid = Uuid::from_u128(77);
+
+fn options(dir: &Path, bytes_max: u64) -> DiskCacheOptions {
+    DiskCacheOptions { dir: dir.to_owned(), bytes_max }
+}
+
+fn block(number: u32) -> (BlockKey, Bytes) {
+    let fill = number.to_le_bytes()[0];
+    ((PackId(u64::from(number / 100)), number), Bytes::from(vec![fill; 1000 + number as usize % 50]))
+}
+
+fn files_bytes(dir: &Path) -> u64 {
+    fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
+}
+
+fn get(cache: &DiskCache, number: u32) -> bool {
+    let (key, stored) = block(number);
+    match cache.get(&[key]).pop().unwrap() {
+        Some(found) => {
+            assert_eq!(found, stored, "wrong bytes are never returned");
+            true
+        }
+        None => false,
+    }
+}
+
+#[test]
+fn the_files_never_exceed_the_limit_and_what_is_read_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(&options(dir.path(), 200_000), VOLUME).unwrap();
+    for number in 0..2000 {
+        cache.offer(vec![block(number)]);
+        cache.sync();
+        assert!(files_bytes(dir.path()) <= 200_000);
+        assert_eq!(cache.bytes(), files_bytes(dir.path()));
+        assert!(get(&cache, 0), "block 0 is read all the time ({number})");
+    }
+    assert!(cache.bytes() > 150_000, "the room is used");
+    assert!(get(&cache, 1999) && !get(&cache, 100));
+    cache.close();
+}
+
+#[test]
+fn blocks_survive_a_restart_but_not_another_volume() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
+    cache.offer((0..50).map(block).collect());
+    cache.close();
+    drop(cache);
+    let cache = DiskCache::open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
+    cache.sync();
+    assert!((0..50).all(|number| get(&cache, number)));
+    cache.offer(vec![block(60)]);
+    cache.close();
+    assert!(get(&cache, 60), "readable even after closing");
+    drop(cache);
+    let cache = DiskCache::open(&options(dir.path(), 30_000), VOLUME).unwrap();
+    cache.sync();
+    assert!(files_bytes(dir.path()) <= 30_000, "a lowered limit is kept from the start");
+    cache.close();
+    drop(cache);
+    let cache = DiskCache::open(&options(dir.path(), 1 << 20), Uuid::nil()).unwrap();
+    cache.sync();
+    assert_eq!(cache.bytes(), 0);
+    assert!(!(0..61).any(|number| get(&cache, number)));
+    cache.close();
+}
+
+#[test]
+fn damage_anywhere_costs_entries_but_never_gives_wrong_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
+    cache.offer((0..4).map(block).collect());
+    cache.close();
+    drop(cache);
+    let path = segment_path(dir.path(), 1);
+    let sound = fs::read(&path).unwrap();
+    for at in (0..sound.len()).step_by(13) {
+        for cut in [false, true] {
+            let mut damaged = sound.clone();
+            if cut {
+                damaged.truncate(at);
+            } else {
+                damaged[at] ^= 0x10;
+            }
+            fs::write(&path, &damaged).unwrap();
+            let cache = DiskCache::open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
+            cache.sync();
+            let found = (0..4).filter(|number| get(&cache, *number)).count();
+            assert!(found < 4);
+            assert_eq!((0..4).filter(|number| get(&cache, *number)).count(), found);
+            cache.offer((0..4).map(block).collect());
+            cache.close();
+            assert_eq!(
+                (0..4).filter(|number| get(&cache, *number)).count(),
+                4,
+                "fetched again, cached again"
+            );
+            drop(cache);
+            for entry in fs::read_dir(dir.path()).unwrap() {
+                fs::remove_file(entry.unwrap().path()).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn damage_under_a_running_cache_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
+    cache.offer(vec![block(3)]);
+    cache.sync();
+    let file = open_options().open(segment_path(dir.path(), 1)).unwrap();
+    file.write_all_at(&[0xff], 200).unwrap();
+    assert!(!get(&cache, 3));
+    cache.offer(vec![block(3)]);
+    cache.sync();
+    assert!(get(&cache, 3));
+    cache.close();
+}
+
+#[test]
+fn a_directory_has_one_user() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = DiskCache::open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
+    let second = DiskCache::open(&options(dir.path(), 1 << 20), VOLUME).unwrap_err();
+    assert_eq!(second.kind, ErrorKind::Busy);
+    first.close();
+    DiskCache::open(&options(dir.path(), 1 << 20), VOLUME).unwrap().close();
+}
+
+#[test]
+fn a_disk_that_fails_ends_the_writing_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(&options(dir.path(), 100_000), VOLUME).unwrap();
+    cache.offer(vec![block(1)]);
+    cache.sync();
+    // The next segment cannot be made.
+    fs::create_dir(segment_path(dir.path(), 2)).unwrap();
+    for number in 2..40 {
+        cache.offer(vec![block(number)]);
+        cache.sync();
+    }
+    assert!(get(&cache, 1) && !get(&cache, 30));
+    assert!(!cache.shared.writing.load(Ordering::Relaxed));
+    cache.close();
+}
+
+#[test]
+fn readers_and_the_writer_do_not_disturb_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(&options(dir.path(), 100_000), VOLUME).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for round in 0..3000 {
+                    get(&cache, round % 400);
+                    assert!(cache.bytes() <= 100_000);
+                }
+            });
+        }
+        for number in 0..400 {
+            cache.offer(vec![block(number)]);
+        }
+    });
+    cache.close();
+    assert!(cache.bytes() <= 100_000 && files_bytes(dir.path()) <= 100_000);
+}

@@ -1,0 +1,517 @@
+//! From ranges of runs to verified plain bytes.
+//!
+//! Looked for in this order: the memory cache, packs that are still in memory, fetches that others have begun, the disk
+//! cache, the store. Blocks of one pack that lie close together are one fetch; a block is fetched once at a time,
+//! however many ask. A fetch is a future that all who wait for it share and drive; when nobody waits any more, it ends.
+//! Bytes in flight are bounded by a budget of their own; fetches beyond it wait their turn.
+//! Lock order: flights is a leaf.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use futures::future::{self, BoxFuture, FutureExt, Shared, WeakShared};
+use futures::stream::{self, StreamExt};
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+
+use super::block;
+use super::cache::{BlockKey, MemoryCache};
+use super::disk_cache::DiskCache;
+use super::layout::block_plain_len;
+use super::objects::Objects;
+use super::retry::Failure;
+use super::upload::Packs;
+use super::{Budget, Counters, DataOptions, Pieces, ReadHint, ReadRange, Tasks};
+use crate::types::{Block, CHUNK_BYTES, Error, ErrorKind, PackId, PackedRun, Result};
+
+/// Tasks that prefetch; more are shed.
+const PREFETCHES_MAX: usize = 16;
+/// Prefetched blocks a task.
+const PREFETCH_BLOCKS: usize = 32;
+/// Fetches that verifying has under way.
+const VERIFIES_MAX: usize = 4;
+/// Decoding so many bytes is about a millisecond: others get their turn.
+const YIELD_BYTES: u64 = 2 << 20;
+
+/// One block that is wanted.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    key: BlockKey,
+    block: Block,
+    plain_len: u32,
+}
+
+impl Wanted {
+    fn stored(&self) -> Range<u64> {
+        let start = u64::from(self.key.1);
+        start..start + u64::from(self.block.stored_len)
+    }
+}
+
+/// What a fetch brought, by the block's place in the pack.
+type Fetched = Arc<HashMap<u32, Result<Bytes, Failure>>>;
+type Flight = Shared<BoxFuture<'static, Fetched>>;
+type WeakFlight = WeakShared<BoxFuture<'static, Fetched>>;
+
+/// What reads.
+#[derive(Debug)]
+pub(super) struct Reader {
+    options: Arc<DataOptions>,
+    objects: Objects,
+    counters: Arc<Counters>,
+    packs: Arc<Packs>,
+    pub(super) memory: MemoryCache,
+    pub(super) disk: Option<Arc<DiskCache>>,
+    flights: Flights,
+    fetch_memory: Arc<Budget>,
+    /// GETs that may be in flight.
+    requests: Semaphore,
+    prefetches: AtomicUsize,
+}
+
+/// Fetches under way, by block. Weak: a fetch lives as long as somebody waits for it.
+#[derive(Default)]
+struct Flights(Mutex<HashMap<BlockKey, WeakFlight>>);
+
+impl std::fmt::Debug for Flights {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Flights({})", self.0.lock().len())
+    }
+}
+
+impl Reader {
+    pub(super) fn new(
+        options: Arc<DataOptions>,
+        objects: Objects,
+        counters: Arc<Counters>,
+        packs: Arc<Packs>,
+        disk: Option<DiskCache>,
+    ) -> Reader {
+        Reader {
+            objects,
+            counters,
+            packs,
+            memory: MemoryCache::new(options.cache_memory_bytes, options.block_bytes),
+            disk: disk.map(Arc::new),
+            flights: Flights::default(),
+            fetch_memory: Budget::new(options.fetch_memory_bytes),
+            requests: Semaphore::new(options.fetches_max.max(1)),
+            prefetches: AtomicUsize::new(0),
+            options,
+        }
+    }
+
+    /// See [`super::Data::read_many`].
+    pub(super) async fn read_many(
+        self: &Arc<Reader>,
+        ranges: &[ReadRange],
+        hint: ReadHint,
+    ) -> Result<Vec<Pieces>> {
+        let mut here: HashMap<BlockKey, Bytes> = HashMap::new();
+        let mut missing: BTreeMap<BlockKey, Wanted> = BTreeMap::new();
+        for range in ranges {
+            for_blocks(&range.run, range.bytes(), |wanted, _| {
+                if here.contains_key(&wanted.key) || missing.contains_key(&wanted.key) {
+                    return;
+                }
+                if let Some(plain) = self.memory.get(wanted.key, wanted.plain_len) {
+                    self.counters.add(|counters| &counters.memory_hits, 1);
+                    here.insert(wanted.key, plain);
+                } else {
+                    missing.insert(wanted.key, wanted);
+                }
+            })?;
+        }
+        if !missing.is_empty() {
+            let missing: Vec<Wanted> = missing.into_values().collect();
+            self.bring(&missing, hint, &mut here).await?;
+        }
+        let mut read = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            let mut pieces = Vec::new();
+            for_blocks(&range.run, range.bytes(), |wanted, part| {
+                let plain = &here[&wanted.key];
+                pieces.push(plain.slice(part.start as usize..part.end as usize));
+            })?;
+            read.push(Pieces(pieces));
+        }
+        Ok(read)
+    }
+
+    /// See [`super::Data::prefetch`].
+    pub(super) fn prefetch(self: &Arc<Reader>, tasks: &Tasks, ranges: &[ReadRange]) {
+        if !self.memory.is_on() {
+            return;
+        }
+        let mut missing: BTreeMap<BlockKey, Wanted> = BTreeMap::new();
+        for range in ranges {
+            let _ = for_blocks(&range.run, range.bytes(), |wanted, _| {
+                if self.memory.get(wanted.key, wanted.plain_len).is_none() {
+                    missing.insert(wanted.key, wanted);
+                }
+            });
+        }
+        let missing: Vec<Wanted> = missing.into_values().collect();
+        for part in missing.chunks(PREFETCH_BLOCKS) {
+            if self.prefetches.fetch_add(1, Ordering::Relaxed) >= PREFETCHES_MAX {
+                self.prefetches.fetch_sub(1, Ordering::Relaxed);
+                return;
+            }
+            let turn = PrefetchTurn(Arc::clone(self));
+            let part = part.to_vec();
+            tasks.spawn(async move {
+                if let Err(error) = turn.0.bring(&part, ReadHint::Normal, &mut HashMap::new()).await {
+                    tracing::debug!(%error, "prefetch");
+                }
+            });
+        }
+    }
+
+    /// See [`super::Data::verify_many`].
+    pub(super) async fn verify_many(&self, runs: &[PackedRun]) -> Vec<Result<()>> {
+        let mut remote: BTreeMap<BlockKey, Wanted> = BTreeMap::new();
+        let mut bad: HashMap<BlockKey, Failure> = HashMap::new();
+        let mut verdicts: Vec<Result<()>> = Vec::with_capacity(runs.len());
+        for run in runs {
+            verdicts.push(for_blocks(run, 0..run.plain_len, |wanted, _| match self.ask_packs(&wanted) {
+                Some(Ok(_)) => {}
+                Some(Err(failure)) => drop(bad.insert(wanted.key, failure)),
+                None => drop(remote.insert(wanted.key, wanted)),
+            }));
+        }
+        let remote: Vec<Wanted> = remote.into_values().collect();
+        let groups: Vec<Vec<Wanted>> = self.groups(&remote).map(<[Wanted]>::to_vec).collect();
+        let mut checks = stream::iter(groups)
+            .map(async |group| {
+                let _memory = self.fetch_memory.acquire(span_bytes(&group)).await;
+                (group[0].key.0, self.fetch_store(group, ReadHint::Once).await)
+            })
+            .buffer_unordered(VERIFIES_MAX);
+        while let Some((pack, fetched)) = checks.next().await {
+            bad.extend(
+                fetched.into_iter().filter_map(|(offset, block)| Some(((pack, offset), block.err()?))),
+            );
+        }
+        for (run, verdict) in runs.iter().zip(&mut verdicts).filter(|(_, verdict)| verdict.is_ok()) {
+            let mut first = None;
+            *verdict = for_blocks(run, 0..run.plain_len, |wanted, _| {
+                first = first.take().or_else(|| bad.get(&wanted.key).cloned());
+            });
+            if let Some(failure) = first {
+                *verdict = Err(failure.into());
+            }
+        }
+        verdicts
+    }
+
+    /// Adds the blocks (ascending by key) to `here`, from wherever they are.
+    async fn bring(
+        self: &Arc<Reader>,
+        missing: &[Wanted],
+        hint: ReadHint,
+        here: &mut HashMap<BlockKey, Bytes>,
+    ) -> Result<()> {
+        let mut remote = Vec::with_capacity(missing.len());
+        for wanted in missing {
+            match self.ask_packs(wanted) {
+                Some(Ok(plain)) => drop(here.insert(wanted.key, self.keep(wanted, plain, hint))),
+                Some(Err(failure)) => return Err(failure.into()),
+                None => remote.push(*wanted),
+            }
+        }
+        if remote.is_empty() {
+            return Ok(());
+        }
+        let (flights, owners) = self.flights_for(&remote, hint);
+        let fetched = future::join_all(flights).await;
+        for (wanted, owner) in remote.iter().zip(owners) {
+            match fetched[owner].get(&wanted.key.1) {
+                Some(Ok(plain)) if plain.len() == wanted.plain_len as usize => {
+                    here.insert(wanted.key, plain.clone());
+                }
+                Some(Err(failure)) => return Err(failure.clone().into()),
+                Some(Ok(_)) | None => return Err(contradiction(wanted.key.0).into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// The fetches that bring the blocks, and for each block which of them does. Joins those that are under way.
+    fn flights_for(self: &Arc<Reader>, remote: &[Wanted], hint: ReadHint) -> (Vec<Flight>, Vec<usize>) {
+        // A flight's last handle must not be dropped under the lock, which its end takes: all handles are returned.
+        let mut flights: Vec<Flight> = Vec::new();
+        let mut owner_of: HashMap<BlockKey, usize> = HashMap::new();
+        let mut mine = Vec::new();
+        let mut under_way = self.flights.0.lock();
+        for wanted in remote {
+            let Some(flight) = under_way.get(&wanted.key).and_then(WeakShared::upgrade) else {
+                mine.push(*wanted);
+                continue;
+            };
+            let known = flights.iter().position(|other| other.ptr_eq(&flight));
+            owner_of.insert(wanted.key, known.unwrap_or(flights.len()));
+            if known.is_none() {
+                flights.push(flight);
+            }
+        }
+        for group in self.groups(&mine) {
+            let flight = Arc::clone(self).fly(group.to_vec(), hint).boxed().shared();
+            if let Some(weak) = flight.downgrade() {
+                under_way.extend(group.iter().map(|wanted| (wanted.key, weak.clone())));
+            }
+            owner_of.extend(group.iter().map(|wanted| (wanted.key, flights.len())));
+            flights.push(flight);
+        }
+        drop(under_way);
+        let owners = remote.iter().map(|wanted| owner_of[&wanted.key]).collect();
+        (flights, owners)
+    }
+
+    /// One fetch: the disk cache, then the store for what it does not have.
+    async fn fly(self: Arc<Reader>, group: Vec<Wanted>, hint: ReadHint) -> Fetched {
+        let _landing =
+            Landing { reader: Arc::clone(&self), keys: group.iter().map(|wanted| wanted.key).collect() };
+        let _memory = self.fetch_memory.acquire(span_bytes(&group)).await;
+        let mut fetched = HashMap::with_capacity(group.len());
+        let missing = self.ask_disk(group, hint, &mut fetched).await;
+        self.counters.add(|counters| &counters.misses, missing.len() as u64);
+        let gets = self.groups(&missing).map(|part| self.fetch_store(part.to_vec(), hint));
+        for part in future::join_all(gets).await {
+            fetched.extend(part);
+        }
+        Arc::new(fetched)
+    }
+
+    /// Adds what the disk cache has; returns what it does not have.
+    async fn ask_disk(
+        &self,
+        group: Vec<Wanted>,
+        hint: ReadHint,
+        fetched: &mut HashMap<u32, Result<Bytes, Failure>>,
+    ) -> Vec<Wanted> {
+        let Some(disk) =
+            self.disk.as_ref().filter(|disk| disk.has_any(group.iter().map(|wanted| wanted.key)))
+        else {
+            return group;
+        };
+        let keys: Vec<BlockKey> = group.iter().map(|wanted| wanted.key).collect();
+        let reading = tokio::task::spawn_blocking({
+            let disk = Arc::clone(disk);
+            move || disk.get(&keys)
+        });
+        let Ok(found) = reading.await else { return group };
+        let mut missing = Vec::new();
+        for (wanted, stored) in group.into_iter().zip(found) {
+            match stored.map(|stored| block::decode(&stored, &wanted.block, wanted.plain_len)) {
+                Some(Ok(plain)) => {
+                    self.counters.add(|counters| &counters.disk_hits, 1);
+                    fetched.insert(wanted.key.1, Ok(self.keep(&wanted, plain, hint)));
+                }
+                Some(Err(_)) => {
+                    disk.forget(wanted.key);
+                    missing.push(wanted);
+                }
+                None => missing.push(wanted),
+            }
+        }
+        missing
+    }
+
+    /// Fetches neighbouring blocks of one pack from the store. Damaged ones are fetched once more, in case the damage
+    /// happened on the way.
+    async fn fetch_store(&self, group: Vec<Wanted>, hint: ReadHint) -> HashMap<u32, Result<Bytes, Failure>> {
+        let mut fetched = HashMap::with_capacity(group.len());
+        let damaged = self.fetch_once(&group, hint, &mut fetched).await;
+        if !damaged.is_empty() {
+            tracing::warn!(pack = %damaged[0].key.0, blocks = damaged.len(), "damaged blocks are fetched again");
+            self.fetch_once(&damaged, hint, &mut fetched).await;
+        }
+        fetched
+    }
+
+    /// One GET for all of `group`; returns the blocks that were damaged.
+    async fn fetch_once(
+        &self,
+        group: &[Wanted],
+        hint: ReadHint,
+        fetched: &mut HashMap<u32, Result<Bytes, Failure>>,
+    ) -> Vec<Wanted> {
+        let (Some(first), Some(last)) = (group.first(), group.last()) else { return Vec::new() };
+        let pack = first.key.0;
+        let (start, end) = (first.stored().start, last.stored().end);
+        let failed = || self.counters.add(|counters| &counters.fetch_failures, 1);
+        let body = {
+            let _permit = self.requests.acquire().await;
+            self.counters.add(|counters| &counters.fetches, 1);
+            self.objects.get(pack, start, end, failed).await
+        };
+        let body = match body {
+            Ok(body) => body,
+            Err(failure) => {
+                fetched.extend(group.iter().map(|wanted| (wanted.key.1, Err(failure.clone()))));
+                return Vec::new();
+            }
+        };
+        self.counters.add(|counters| &counters.fetched_bytes, end - start);
+        let mut damaged = Vec::new();
+        let mut for_disk = Vec::new();
+        let mut since_yield = 0;
+        for wanted in group {
+            let from = wanted.key.1 - first.key.1;
+            let stored = body.slice(from as usize..(from + wanted.block.stored_len) as usize);
+            let block = match block::decode(&stored, &wanted.block, wanted.plain_len) {
+                Ok(plain) => {
+                    for_disk.push((wanted.key, stored));
+                    Ok(self.keep(wanted, plain, hint))
+                }
+                Err(damage) => {
+                    damaged.push(*wanted);
+                    let text = format!(
+                        "pack {pack}, {} bytes at {}: {damage}",
+                        wanted.block.stored_len, wanted.key.1
+                    );
+                    Err(Failure::new(ErrorKind::Io, text))
+                }
+            };
+            fetched.insert(wanted.key.1, block);
+            since_yield += u64::from(wanted.plain_len);
+            if since_yield > YIELD_BYTES {
+                since_yield = 0;
+                tokio::task::yield_now().await;
+            }
+        }
+        if !damaged.is_empty() {
+            failed();
+        }
+        if let Some(disk) = self.disk.as_ref().filter(|_| hint == ReadHint::Normal) {
+            disk.offer(for_disk);
+        }
+        damaged
+    }
+
+    /// The block from a pack that is still in memory.
+    fn ask_packs(&self, wanted: &Wanted) -> Option<Result<Bytes, Failure>> {
+        let stored = self.packs.bytes(wanted.key.0, wanted.key.1, wanted.block.stored_len)?;
+        Some(block::decode(&stored, &wanted.block, wanted.plain_len).map_err(|damage| {
+            Failure::new(
+                ErrorKind::Io,
+                format!("pack {} in memory, at {}: {damage}", wanted.key.0, wanted.key.1),
+            )
+        }))
+    }
+
+    /// Puts a decoded block into the memory cache. What is returned pins nothing else if it was cached.
+    fn keep(&self, wanted: &Wanted, plain: Bytes, hint: ReadHint) -> Bytes {
+        if hint == ReadHint::Once || !self.memory.is_on() {
+            return plain;
+        }
+        // A raw block is a part of what it was fetched with.
+        let own = if wanted.block.raw { Bytes::copy_from_slice(&plain) } else { plain };
+        self.memory.insert_owned(wanted.key, own.clone());
+        own
+    }
+
+    /// Puts a run that was just appended into the memory cache.
+    pub(super) fn cache(&self, run: &PackedRun, plain: &[u8]) {
+        let mut rest = plain;
+        let cached = for_blocks(run, 0..run.plain_len, |wanted, part| {
+            let (block, others) = rest.split_at(part.len().min(rest.len()));
+            rest = others;
+            self.memory.insert_copy(wanted.key, block);
+        });
+        debug_assert!(cached.is_ok(), "the run was made here");
+    }
+
+    /// Cuts blocks (ascending by key) into what one GET fetches.
+    fn groups<'a>(&self, blocks: &'a [Wanted]) -> impl Iterator<Item = &'a [Wanted]> + use<'a> {
+        let gap_max = u64::from(self.options.fetch_gap_bytes);
+        let bytes_max = u64::from(self.options.fetch_bytes_max);
+        let mut rest = blocks;
+        std::iter::from_fn(move || {
+            let first = rest.first()?;
+            let mut end = first.stored().end;
+            let follow = rest[1..].iter().take_while(|next| {
+                let stored = next.stored();
+                let close = next.key.0 == first.key.0
+                    && stored.start >= end
+                    && stored.start - end <= gap_max
+                    && stored.end - first.stored().start <= bytes_max;
+                end = stored.end;
+                close
+            });
+            let (group, others) = rest.split_at(1 + follow.count());
+            rest = others;
+            Some(group)
+        })
+    }
+}
+
+/// Takes a fetch's blocks off the list when it ends, however it ends.
+struct Landing {
+    reader: Arc<Reader>,
+    keys: Vec<BlockKey>,
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        let mut under_way = self.reader.flights.0.lock();
+        for key in &self.keys {
+            under_way.remove(key);
+        }
+    }
+}
+
+/// One of the [`PREFETCHES_MAX`] turns.
+struct PrefetchTurn(Arc<Reader>);
+
+impl Drop for PrefetchTurn {
+    fn drop(&mut self) {
+        self.0.prefetches.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn span_bytes(group: &[Wanted]) -> u64 {
+    match (group.first(), group.last()) {
+        (Some(first), Some(last)) => last.stored().end.saturating_sub(first.stored().start),
+        _ => 0,
+    }
+}
+
+fn contradiction(pack: PackId) -> Failure {
+    Failure::new(ErrorKind::Io, format!("the record of a run in pack {pack} contradicts itself"))
+}
+
+/// Calls `visit` for each block that `range` (plain bytes of the run) touches, with the part of the block that lies in
+/// the range. Believes nothing of the run: a record that cannot be is an error before anything is allocated for it.
+fn for_blocks(run: &PackedRun, range: Range<u32>, mut visit: impl FnMut(Wanted, Range<u32>)) -> Result<()> {
+    let sound = run.block_bytes > 0
+        && u64::from(run.plain_len) <= CHUNK_BYTES
+        && run.blocks.len() == run.plain_len.div_ceil(run.block_bytes) as usize
+        && run.blocks.iter().all(|block| block.stored_len <= run.block_bytes)
+        && u32::try_from(u64::from(run.pack_offset) + run.stored_bytes()).is_ok();
+    if !sound {
+        return Err(contradiction(run.pack).into());
+    }
+    if range.start > range.end || range.end > run.plain_len {
+        return Err(Error::new(ErrorKind::Invalid, "a range outside of its run"));
+    }
+    let mut stored_at = run.pack_offset;
+    for (index, block) in run.blocks.iter().enumerate() {
+        let plain_len = block_plain_len(run, index);
+        let plain_at = run.block_bytes * u32::try_from(index).expect("fewer blocks than bytes");
+        if plain_at >= range.end {
+            break;
+        }
+        if plain_at + plain_len > range.start {
+            let wanted = Wanted { key: (run.pack, stored_at), block: *block, plain_len };
+            let from = range.start.saturating_sub(plain_at);
+            visit(wanted, from..(range.end - plain_at).min(plain_len));
+        }
+        stored_at += block.stored_len;
+    }
+    Ok(())
+}

@@ -62,14 +62,14 @@ impl Versions {
         older.map_or(Lookup::Missing, |(_, value)| Lookup::Found(value.clone()))
     }
 
-    /// Drops versions that no reader at `oldest` or later can see.
-    fn prune(&mut self, oldest: u64) {
-        if self.version <= oldest {
-            self.older = Vec::new();
+    /// Drops versions that no reader at `oldest` or later can see; returns what they took.
+    fn prune(&mut self, oldest: u64) -> usize {
+        let count = if self.version <= oldest {
+            self.older.len()
         } else {
-            let needed = self.older.partition_point(|(of, _)| *of <= oldest);
-            self.older.drain(..needed.saturating_sub(1));
-        }
+            self.older.partition_point(|(of, _)| *of <= oldest).saturating_sub(1)
+        };
+        self.older.drain(..count).map(|(_, value)| value_len(value.as_ref()) + VERSION_OVERHEAD).sum()
     }
 }
 
@@ -84,6 +84,13 @@ pub enum Lookup {
 
 /// Bytes that an entry costs beside its key and value.
 const ENTRY_OVERHEAD: usize = 128;
+
+/// Bytes that an older version costs beside its value.
+const VERSION_OVERHEAD: usize = 48;
+
+fn value_len(value: Option<&Bytes>) -> usize {
+    value.map_or(0, Bytes::len)
+}
 
 /// Recent versions of keys.
 #[derive(Debug, Default)]
@@ -100,7 +107,7 @@ impl Memtable {
         self.version_last
     }
 
-    /// About how much memory it takes. Old versions that were dropped again are not counted.
+    /// About how much memory it takes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -110,7 +117,7 @@ impl Memtable {
         self.keys.len()
     }
 
-    /// Whether nothing was ever written.
+    /// Whether it holds nothing.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty() && self.cleared.is_empty()
     }
@@ -161,20 +168,20 @@ impl Memtable {
     /// Applies one commit. Versions that only readers before `oldest` could see are dropped.
     pub fn apply(&mut self, version: u64, changes: Vec<Change>, cleared: &[(Bytes, Bytes)], oldest: u64) {
         for (key, value) in changes {
-            let value_len = value.as_ref().map_or(0, Bytes::len);
+            self.bytes += value_len(value.as_ref());
             let Some(versions) = self.keys.get_mut(&key) else {
-                self.bytes += key.len() + value_len + ENTRY_OVERHEAD;
+                self.bytes += key.len() + ENTRY_OVERHEAD;
                 self.keys.insert(key, Versions { version, value, older: Vec::new() });
                 continue;
             };
-            // Values of hot keys rarely change their length: what is counted stays about right.
-            let before_len = versions.value.as_ref().map_or(0, Bytes::len);
-            self.bytes = self.bytes.saturating_sub(before_len) + value_len;
             let before = std::mem::replace(&mut versions.value, value);
-            if versions.version != version {
+            if versions.version == version {
+                self.bytes -= value_len(before.as_ref());
+            } else {
+                self.bytes += VERSION_OVERHEAD;
                 versions.older.push((versions.version, before));
                 versions.version = version;
-                versions.prune(oldest);
+                self.bytes -= versions.prune(oldest);
             }
         }
         for (begin, end) in cleared {
@@ -190,9 +197,9 @@ impl Memtable {
         let Some(versions) = self.keys.get_mut(key) else {
             return;
         };
-        versions.prune(oldest);
+        self.bytes -= versions.prune(oldest);
         if versions.value.is_none() && versions.older.is_empty() && versions.version <= oldest {
-            self.bytes = self.bytes.saturating_sub(key.len() + ENTRY_OVERHEAD);
+            self.bytes -= key.len() + ENTRY_OVERHEAD;
             self.keys.remove(key);
         }
     }
@@ -201,7 +208,7 @@ impl Memtable {
     pub fn prune_cleared(&mut self, oldest: u64) {
         let count = self.cleared.partition_point(|(version, ..)| *version <= oldest);
         for (_, begin, end) in self.cleared.drain(..count) {
-            self.bytes = self.bytes.saturating_sub(begin.len() + end.len() + ENTRY_OVERHEAD);
+            self.bytes -= begin.len() + end.len() + ENTRY_OVERHEAD;
         }
     }
 }

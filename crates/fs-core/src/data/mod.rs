@@ -73,7 +73,8 @@ pub struct DataOptions {
     pub cache_writes: CacheWrites,
     /// The disk cache of stored blocks, if there is one.
     pub disk_cache: Option<DiskCacheOptions>,
-    /// How long requests are tried before waiters are told; `None`: for ever.
+    /// How long those who wait for a pack wait without progress, and how long one request may take, in which the store
+    /// repeats what may succeed later; `None`: for ever. Uploads go on for ever in any case.
     pub io_timeout: Option<Duration>,
     /// A pack to which nothing was appended for so long is closed, so that no waiter hangs on a forgotten lane.
     pub idle_seal: Duration,
@@ -453,8 +454,8 @@ impl Data {
         self.uploader.seal_all();
     }
 
-    /// Metadata names the pack, which is stored: it is not listed as [`Data::uncommitted`] any longer. Harmless if
-    /// said twice.
+    /// Metadata names the pack, which is stored, or never will: it is not listed as [`Data::uncommitted`] any longer.
+    /// Harmless if said twice.
     pub fn committed(&self, pack: PackId) {
         self.uploader.committed(pack);
     }
@@ -468,8 +469,8 @@ impl Data {
     /// they lie in one block.
     ///
     /// # Errors
-    /// `Stale` when the pack is gone (it was compacted away: resolve the file again), `Io` when the store failed for
-    /// `io_timeout` or returned damaged bytes, `Invalid` for a range outside of the run.
+    /// `Stale` when the pack is gone (it was compacted away: resolve the file again), `Io` when the store failed or
+    /// returned damaged bytes twice, `Invalid` for a range outside of the run.
     pub async fn read(
         &self,
         run: &Arc<PackedRun>,

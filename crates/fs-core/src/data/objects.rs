@@ -18,6 +18,8 @@ use super::{FooterEntry, StoredPack};
 use crate::types::{Error, ErrorKind, PackId, Result};
 
 const PREFIX: &str = "packs";
+/// Attempts of one GET, about two seconds apart from first to last.
+const GET_ATTEMPTS: u32 = 5;
 /// Footers up to this size come with the first request.
 const TAIL_BYTES: u64 = 64 << 10;
 
@@ -58,8 +60,9 @@ impl Objects {
         }
     }
 
-    /// Fetches exactly the bytes from `start` to `end`, trying for `io_timeout`. A pack that is missing or too short
-    /// is told at once. `failed` is called for each attempt that failed.
+    /// Fetches exactly the bytes from `start` to `end`. Tries a few times: a store repeats by itself what may succeed
+    /// later, so this is for stores that do not. A pack that is missing or too short is told at once. `failed` is
+    /// called for each attempt that failed.
     pub(super) async fn get(
         &self,
         pack: PackId,
@@ -69,13 +72,16 @@ impl Objects {
     ) -> Result<Bytes, Failure> {
         let began = tokio::time::Instant::now();
         let mut backoff = Backoff::new(pack.0 ^ start);
+        let mut attempts_left = GET_ATTEMPTS;
         loop {
             let failure = match self.get_once(pack, start, end).await {
                 Ok(bytes) => return Ok(bytes),
                 Err(failure) => failure,
             };
             failed();
-            if failure.kind == ErrorKind::Stale {
+            attempts_left -= 1;
+            let late = self.io_timeout.is_some_and(|limit| began.elapsed() >= limit);
+            if late || attempts_left == 0 || failure.kind == ErrorKind::Stale {
                 return Err(Failure::new(failure.kind, format!("pack {pack}: {}", failure.text)));
             }
             // A range beyond the end is an error of no particular kind.
@@ -84,11 +90,7 @@ impl Objects {
             {
                 return Err(truncated(pack));
             }
-            let pause = backoff.pause();
-            if self.io_timeout.is_some_and(|limit| began.elapsed() + pause >= limit) {
-                return Err(Failure::new(failure.kind, format!("pack {pack}: {}", failure.text)));
-            }
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(backoff.pause()).await;
         }
     }
 

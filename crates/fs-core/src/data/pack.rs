@@ -26,7 +26,7 @@
 //! Reading believes nothing: lengths are checked against what is there before anything is allocated.
 
 use uuid::Uuid;
-use xxhash_rust::xxh3::Xxh3Default;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::FooterEntry;
 use crate::types::{Block, CHUNK_BYTES, ChunkIndex, Ino, PackId, PackedRun};
@@ -35,6 +35,9 @@ use crate::types::{Block, CHUNK_BYTES, ChunkIndex, Ino, PackId, PackedRun};
 pub(super) const HEADER_BYTES: u32 = 64;
 /// Bytes after the footer's entries.
 pub(super) const TRAILER_BYTES: u32 = 40;
+
+/// A footer that says it is larger is damaged: ten times what the largest pack of small blocks needs.
+const FOOTER_BYTES_MAX: u64 = 256 << 20;
 
 const HEADER_MAGIC: &[u8; 8] = b"RFSPACK1";
 const TRAILER_MAGIC: &[u8; 8] = b"RFSPEND1";
@@ -65,7 +68,7 @@ pub(super) fn header(volume: Uuid, pack: PackId) -> [u8; HEADER_BYTES as usize] 
     header[..8].copy_from_slice(HEADER_MAGIC);
     header[8..24].copy_from_slice(volume.as_bytes());
     header[24..32].copy_from_slice(&pack.0.to_le_bytes());
-    let sum = checksum(&[&header[..56]]);
+    let sum = xxh3_64(&header[..56]);
     header[56..].copy_from_slice(&sum.to_le_bytes());
     header
 }
@@ -81,7 +84,7 @@ pub(super) fn check_header(bytes: &[u8], volume: Uuid, pack: PackId) -> Result<(
     if magic != HEADER_MAGIC {
         return Err(BadPack::Magic);
     }
-    if sum != checksum(&[&bytes[..56]]) {
+    if sum != xxh3_64(&bytes[..56]) {
         return Err(BadPack::Checksum("header"));
     }
     if found_volume != volume {
@@ -139,7 +142,7 @@ impl FooterWriter {
         bytes.extend_from_slice(&entries_len.to_le_bytes());
         bytes.extend_from_slice(&self.runs.to_le_bytes());
         bytes.extend_from_slice(&whole.to_le_bytes());
-        let sum = checksum(&[&bytes]);
+        let sum = xxh3_64(&bytes);
         bytes.extend_from_slice(&sum.to_le_bytes());
         bytes.extend_from_slice(TRAILER_MAGIC);
         bytes
@@ -147,7 +150,7 @@ impl FooterWriter {
 }
 
 /// How many bytes from the end footer and trailer are, according to the last bytes of an object of `object_len`
-/// bytes. Never more than the object has besides its header.
+/// bytes. Never more than the object has besides its header, nor than 256 MiB.
 pub(super) fn footer_len(tail: &[u8], object_len: u64) -> Result<usize, BadPack> {
     let at = tail.len().checked_sub(TRAILER_BYTES as usize).ok_or(BadPack::TooShort)?;
     let mut fields = Fields(&tail[at..]);
@@ -163,7 +166,7 @@ pub(super) fn footer_len(tail: &[u8], object_len: u64) -> Result<usize, BadPack>
         return Err(BadPack::Footer("length of the pack"));
     }
     let len = entries_len + u64::from(TRAILER_BYTES);
-    if len + u64::from(HEADER_BYTES) > object_len {
+    if len + u64::from(HEADER_BYTES) > object_len || len > FOOTER_BYTES_MAX {
         return Err(BadPack::Footer("its own length"));
     }
     usize::try_from(len).map_err(|_| BadPack::Footer("its own length"))
@@ -180,7 +183,7 @@ pub(super) fn read_footer(bytes: &[u8], pack: PackId, object_len: u64) -> Result
     trailer.take(4)?;
     let runs = trailer.u32()?;
     trailer.take(8)?;
-    if trailer.u64()? != checksum(&[&bytes[..entries_len + 24]]) {
+    if trailer.u64()? != xxh3_64(&bytes[..entries_len + 24]) {
         return Err(BadPack::Checksum("footer"));
     }
     if found != pack {
@@ -227,14 +230,6 @@ fn read_entry(fields: &mut Fields<'_>, pack: PackId, blocks_end: u64) -> Result<
     }
     let run = PackedRun { pack, pack_offset, block_bytes, plain_len, skip: 0, blocks };
     Ok(FooterEntry { ino, chunk, offset, run })
-}
-
-fn checksum(parts: &[&[u8]]) -> u64 {
-    let mut hasher = Xxh3Default::new();
-    for part in parts {
-        hasher.update(part);
-    }
-    hasher.digest()
 }
 
 /// Bytes that are read from the front.

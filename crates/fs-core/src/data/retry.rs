@@ -10,6 +10,9 @@ use crate::types::{Error, ErrorKind};
 
 const FIRST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(10);
+/// A store repeats what may succeed later by itself for `io_timeout`, and then says why it failed. Only a store that
+/// says nothing at all is given up here.
+pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// Pauses that double from 0.1 s to 10 s, each shortened by up to a half so that failures do not march in step. The
 /// jitter comes from `seed`, so that a simulation repeats itself.
@@ -67,7 +70,7 @@ impl From<Failure> for Error {
     }
 }
 
-/// The trait has no kind of its own for a full store; the local one wraps the operating system's.
+/// The trait has no kind of its own for a full store. Stores say so by an operating system's error among the causes.
 fn is_full(error: &object_store::Error) -> bool {
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -79,7 +82,7 @@ fn is_full(error: &object_store::Error) -> bool {
     false
 }
 
-/// Waits for `request`, at most `limit`.
+/// Waits for `request`, at most `limit` and [`GRACE`].
 pub(super) async fn bounded<T>(
     what: &str,
     limit: Option<Duration>,
@@ -87,7 +90,7 @@ pub(super) async fn bounded<T>(
 ) -> Result<T, Failure> {
     let answer = match limit {
         None => request.await,
-        Some(limit) => match tokio::time::timeout(limit, request).await {
+        Some(limit) => match tokio::time::timeout(limit + GRACE, request).await {
             Ok(answer) => answer,
             Err(_) => return Err(Failure::timeout(what, limit)),
         },

@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use super::block::Encoder;
 use super::objects::{Objects, path_of};
 use super::pack::{self, FooterWriter, HEADER_BYTES};
-use super::retry::{Backoff, Failure, bounded};
+use super::retry::{Backoff, Failure, GRACE, bounded};
 use super::{Appended, BudgetGuard, Counters, DataOptions, Lane, PackTicket, RunBytes, StoredPack, Tasks};
 use crate::types::{Block, CHUNK_BYTES, Error, ErrorKind, PackId, PackedRun, Result};
 
@@ -219,7 +219,9 @@ impl Pack {
                 let _ = status.changed().await;
                 continue;
             };
-            if tokio::time::timeout_at(since + limit, status.changed()).await.is_err() {
+            // A store that insists for as long by itself is about to say why it failed.
+            let patience = if status.borrow().failure.is_some() { limit } else { limit + 2 * GRACE };
+            if tokio::time::timeout_at(since + patience, status.changed()).await.is_err() {
                 return Err(self.not_stored(status.borrow().failure.as_ref()));
             }
         }

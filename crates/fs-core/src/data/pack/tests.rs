@@ -103,7 +103,7 @@ fn with_trailer(entries: &[u8], runs: u32, object_len: u64) -> Vec<u8> {
     bytes.extend(u32::try_from(entries.len()).unwrap().to_le_bytes());
     bytes.extend(runs.to_le_bytes());
     bytes.extend(object_len.to_le_bytes());
-    let sum = checksum(&[&bytes]);
+    let sum = xxh3_64(&bytes);
     bytes.extend(sum.to_le_bytes());
     bytes.extend(TRAILER_MAGIC);
     bytes

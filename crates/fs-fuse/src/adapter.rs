@@ -60,9 +60,12 @@ const ENTRIES_PLUS_PER_ANSWER: usize = 192;
 /// Most bytes of one `copy_file_range`: the answer counts them in 32 bits.
 const COPY_BYTES_MAX: u64 = 1 << 31;
 
-/// `FS_IOC_GETFLAGS` and `FS_IOC_SETFLAGS` of `linux/fs.h`, as the kernel sends them for lsattr and chattr.
+/// Calls of `linux/fs.h` that lsattr, chattr and `xfs_io` make. The kernel asks for the second pair's form of the flags
+/// before it sets the first pair's.
 const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
 const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
+const FS_IOC_FSGETXATTR: u32 = 0x801c_581f;
+const FS_IOC_FSSETXATTR: u32 = 0x401c_5820;
 
 /// What the adapter needs to know of the mount.
 #[derive(Debug, Clone, Copy)]
@@ -178,6 +181,35 @@ impl Adapter {
                 Ok(()) => reply.send(),
                 Err(e) => reply.fail(e),
             }
+        });
+    }
+
+    /// Answers with the inode's flags, encoded.
+    fn get_flags(&self, span: Span, ino: INodeNo, reply: ReplyIoctl, encode: fn(u32) -> Vec<u8>) {
+        let vfs = self.vfs();
+        let number = convert::ino(ino);
+        let work = async move { Ok(vfs.getattr(number).await?.flags) };
+        self.bridge.answer(span, work, move |result| match result {
+            Ok(flags) => reply.ioctl(0, &encode(flags)),
+            Err(e) => reply.error(e),
+        });
+    }
+
+    fn set_flags(&self, request: &Request, ino: INodeNo, flags: u32, reply: ReplyIoctl) {
+        let vfs = self.vfs();
+        let number = convert::ino(ino);
+        let caller = convert::caller(request);
+        let notices = self.notices.clone();
+        let work = async move {
+            let set = SetAttr { flags: Some(flags), ..SetAttr::default() };
+            vfs.setattr(&caller, number, set, None).await?;
+            // To the kernel an ioctl changes nothing, yet ctime has changed.
+            notices.send(Notice::Attributes(number)).await;
+            Ok(())
+        };
+        self.bridge.answer(span("setflags", request, ino), work, move |result| match result {
+            Ok(()) => reply.ioctl(0, &[]),
+            Err(e) => reply.error(e),
         });
     }
 
@@ -364,7 +396,9 @@ impl Filesystem for Adapter {
         let vfs = self.vfs();
         let number = convert::ino(ino);
         let caller = convert::caller(request);
-        let chowns = uid.is_some() || gid.is_some();
+        // A request that changes nothing is chown(2) with -1 for both, which takes set-id bits away all the same.
+        let changes_else = mode.is_some() || size.is_some() || atime.is_some() || mtime.is_some();
+        let chowns = uid.is_some() || gid.is_some() || !changes_else;
         let set = SetAttr {
             mode: mode.map(convert::permissions),
             uid,
@@ -869,32 +903,23 @@ impl Filesystem for Adapter {
         _out_size: u32,
         reply: ReplyIoctl,
     ) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
         let given = in_data.first_chunk().copied().map(u32::from_ne_bytes);
         match (cmd, given) {
             (FS_IOC_GETFLAGS, _) => {
-                let work = async move { Ok(vfs.getattr(number).await?.flags) };
-                self.bridge.answer(span("getflags", request, ino), work, move |result| match result {
-                    Ok(flags) => reply.ioctl(0, &flags.to_ne_bytes()),
-                    Err(e) => reply.error(e),
+                self.get_flags(span("getflags", request, ino), ino, reply, |flags| {
+                    flags.to_ne_bytes().to_vec()
                 });
             }
-            (FS_IOC_SETFLAGS, Some(flags)) => {
-                let caller = convert::caller(request);
-                let notices = self.notices.clone();
-                let work = async move {
-                    let set = SetAttr { flags: Some(flags), ..SetAttr::default() };
-                    vfs.setattr(&caller, number, set, None).await?;
-                    // To the kernel an ioctl changes nothing, yet ctime has changed.
-                    notices.send(Notice::Attributes(number)).await;
-                    Ok(())
-                };
-                self.bridge.answer(span("setflags", request, ino), work, move |result| match result {
-                    Ok(()) => reply.ioctl(0, &[]),
-                    Err(e) => reply.error(e),
+            (FS_IOC_FSGETXATTR, _) => {
+                self.get_flags(span("getflags", request, ino), ino, reply, |flags| {
+                    convert::fsxattr(flags).to_vec()
                 });
             }
+            (FS_IOC_SETFLAGS, Some(flags)) => self.set_flags(request, ino, flags, reply),
+            (FS_IOC_FSSETXATTR, Some(xflags)) => match convert::flags_of_fsxattr(xflags) {
+                Some(flags) => self.set_flags(request, ino, flags, reply),
+                None => reply.error(Errno::EOPNOTSUPP),
+            },
             _ => reply.error(Errno::ENOTTY),
         }
     }

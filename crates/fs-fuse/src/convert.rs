@@ -124,6 +124,32 @@ pub(crate) fn set_time(time: TimeOrNow) -> SetTime {
     }
 }
 
+/// Pairs of one inode flag: `FS_*_FL` (chattr(1)) and `FS_XFLAG_*` (`struct fsxattr`) of `linux/fs.h`.
+const INODE_FLAGS: [(u32, u32); 5] = [
+    (0x08, 0x20), // SYNC
+    (0x10, 0x08), // IMMUTABLE
+    (0x20, 0x10), // APPEND
+    (0x40, 0x80), // NODUMP
+    (0x80, 0x40), // NOATIME
+];
+
+/// `struct fsxattr` with these inode flags and nothing else.
+pub(crate) fn fsxattr(flags: u32) -> [u8; 28] {
+    let xflags =
+        INODE_FLAGS.iter().filter(|(flag, _)| flags & flag != 0).fold(0, |all, (_, xflag)| all | xflag);
+    let mut encoded = [0; 28];
+    encoded[..4].copy_from_slice(&xflags.to_ne_bytes());
+    encoded
+}
+
+/// Inode flags of the first member of a `struct fsxattr`; `None` if some have no counterpart.
+pub(crate) fn flags_of_fsxattr(xflags: u32) -> Option<u32> {
+    let known = INODE_FLAGS.iter().fold(0, |all, (_, xflag)| all | xflag);
+    let flags =
+        INODE_FLAGS.iter().filter(|(_, xflag)| xflags & xflag != 0).fold(0, |all, (flag, _)| all | flag);
+    (xflags & !known == 0).then_some(flags)
+}
+
 pub(crate) fn open_flags(flags: fuser::OpenFlags) -> OpenFlags {
     let has = |bit: i32| flags.0 & bit != 0;
     OpenFlags {
@@ -210,6 +236,13 @@ mod tests {
         let sent = SystemTime::from(timestamp(decoded));
         assert_eq!(sent, UNIX_EPOCH - Duration::from_secs(4) + Duration::from_nanos(7));
         assert_eq!(timestamp(UNIX_EPOCH + Duration::new(5, 9)), Timestamp { secs: 5, nanos: 9 });
+    }
+
+    #[test]
+    fn inode_flags_have_two_forms() {
+        assert_eq!(fsxattr(0x10 | 0x20)[..4], 0x18_u32.to_ne_bytes());
+        assert_eq!(flags_of_fsxattr(0x18), Some(0x30));
+        assert_eq!(flags_of_fsxattr(0x8000_0000), None);
     }
 
     #[test]

@@ -26,14 +26,6 @@ use crate::options::MountOptions;
 const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
 
-/// A device that answers for a mount.
-pub(crate) struct Attached {
-    /// The connection to the kernel.
-    pub(crate) device: OwnedFd,
-    /// Whether further connections can be opened from this process, one a thread.
-    pub(crate) can_clone: bool,
-}
-
 /// What to attach where.
 pub(crate) struct Attach<'a> {
     /// Absolute, resolved path of a directory.
@@ -45,24 +37,25 @@ pub(crate) struct Attach<'a> {
 }
 
 impl Attach<'_> {
-    pub(crate) fn attach(&self) -> Result<Attached, MountError> {
-        let opened = open_device();
-        if matches!(opened, Err(Errno::NOENT | Errno::NODEV | Errno::NXIO)) {
-            return Err(MountError::FuseMissing);
-        }
-        let can_clone = opened.is_ok();
-        if rustix::process::geteuid().is_root() {
-            let device = opened.map_err(|e| MountError::Device(e.into()))?;
-            match self.mount(&device) {
-                Ok(()) => return Ok(Attached { device, can_clone }),
-                // Root without CAP_SYS_ADMIN, as in a container: the set-uid helper cannot do more, but it may be there.
+    /// Mounts; the answer is the connection to the kernel.
+    pub(crate) fn attach(&self) -> Result<OwnedFd, MountError> {
+        let opened = rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        let root = rustix::process::geteuid().is_root();
+        match opened {
+            Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => return Err(MountError::FuseMissing),
+            Err(Errno::ACCESS | Errno::PERM) if !root => return Err(MountError::FuseForbidden),
+            Err(e) => return Err(MountError::Device(e.into())),
+            Ok(device) if root => match self.mount(&device) {
+                Ok(()) => return Ok(device),
+                // Root without CAP_SYS_ADMIN, as in a container: the helper can do no more, but if it is there, it may say
+                // why.
                 Err(Errno::PERM) if find_helper().is_some() => {}
                 Err(Errno::PERM) => return Err(MountError::NotAllowed),
                 Err(e) => return Err(self.failed(e.into())),
-            }
+            },
+            Ok(_) => {}
         }
-        let device = self.mount_with_helper()?;
-        Ok(Attached { device, can_clone })
+        self.mount_with_helper()
     }
 
     fn failed(&self, source: io::Error) -> MountError {
@@ -144,10 +137,6 @@ impl Attach<'_> {
         add(options.atime == AtimeMode::Noatime, "noatime");
         list
     }
-}
-
-fn open_device() -> Result<OwnedFd, Errno> {
-    rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
 fn flags(options: &MountOptions) -> MountFlags {

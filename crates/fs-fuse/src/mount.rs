@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use fuser::{Config, Session, SessionACL};
 use rfs_core::vfs::Vfs;
+use rustix::io::Errno;
 use thiserror::Error;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -63,6 +64,11 @@ pub enum MountError {
          with `--device /dev/fuse --cap-add SYS_ADMIN`; on macOS, install macFUSE"
     )]
     FuseMissing,
+    /// `/dev/fuse` is not for everybody.
+    #[error(
+        "/dev/fuse may only be used by root here: root must make it usable (`chmod 666 /dev/fuse`), or mount"
+    )]
+    FuseForbidden,
     /// Not root, and no `fusermount3`.
     #[error(
         "fusermount3 is not installed, which mounting as a user other than root needs. Install it: `apt install fuse3` \
@@ -203,19 +209,23 @@ pub fn state(mountpoint: &Path) -> io::Result<State> {
     Ok(if is_dead(&mounted.mountpoint) { State::Dead(mounted) } else { State::Alive(mounted) })
 }
 
+/// Asks for something that the kernel never remembers; attributes of a dead mount it may still know.
 fn is_dead(mountpoint: &Path) -> bool {
-    let answer = std::fs::metadata(mountpoint);
-    answer.is_err_and(|e| matches!(e.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)))
+    let answer = rustix::fs::statvfs(mountpoint);
+    matches!(answer, Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
-/// Unmounts `mountpoint`, dead or alive.
+/// Unmounts `mountpoint`, dead or alive. A dead mount goes even if somebody is still in it.
 ///
 /// # Errors
 /// See [`UnmountError`].
 pub fn unmount(mountpoint: &Path, mode: UnmountMode) -> Result<(), UnmountError> {
     let resolved = mount_table::resolve(mountpoint)
         .map_err(|source| UnmountError::Failed { mountpoint: mountpoint.to_owned(), source })?;
-    platform::unmount(&resolved, mode)
+    match platform::unmount(&resolved, mode) {
+        Err(UnmountError::Busy(_)) if is_dead(&resolved) => platform::unmount(&resolved, UnmountMode::Detach),
+        result => result,
+    }
 }
 
 /// Applies `options` to an existing mount (`mount -o remount`), which needs root. The kernel enforces read-only itself.
@@ -300,28 +310,23 @@ fn serve(session: Session<Adapter>, mountpoint: &Path) -> Result<watch::Receiver
 fn check_mountpoint(settings: &MountSettings) -> Result<PathBuf, MountError> {
     let given = &settings.mountpoint;
     let unreadable = |source| MountError::MountpointUnreadable { mountpoint: given.clone(), source };
-    let looked = std::fs::metadata(given);
-    let code = looked.as_ref().err().and_then(io::Error::raw_os_error);
-    let metadata = match (looked, code) {
-        (Ok(metadata), _) => metadata,
-        (Err(_), Some(libc::ENOTCONN | libc::ECONNABORTED)) => {
-            if !settings.replace_dead {
-                return Err(MountError::DeadMount(given.clone()));
-            }
-            unmount(given, UnmountMode::Detach)?;
-            std::fs::metadata(given).map_err(unreadable)?
-        }
-        (Err(_), Some(libc::ENOENT)) => return Err(MountError::MountpointMissing(given.clone())),
-        (Err(e), _) => return Err(unreadable(e)),
+    let missing = |e: io::Error| match e.kind() {
+        io::ErrorKind::NotFound => MountError::MountpointMissing(given.clone()),
+        _ => unreadable(e),
     };
+    match state(given).map_err(missing)? {
+        State::NotMounted | State::Foreign(_) => {}
+        State::Alive(mounted) => {
+            return Err(MountError::AlreadyMounted { mountpoint: given.clone(), mounted: mounted.source });
+        }
+        State::Dead(_) if settings.replace_dead => unmount(given, UnmountMode::Detach)?,
+        State::Dead(_) => return Err(MountError::DeadMount(given.clone())),
+    }
+    let metadata = std::fs::metadata(given).map_err(missing)?;
     if !metadata.is_dir() {
         return Err(MountError::MountpointNotDirectory(given.clone()));
     }
     let mountpoint = given.canonicalize().map_err(unreadable)?;
-    let mounted = mount_table::mount_at(&mountpoint).ok().flatten();
-    if let Some(mounted) = mounted.filter(|mounted| mounted.fs_type == FILESYSTEM_TYPE) {
-        return Err(MountError::AlreadyMounted { mountpoint, mounted: mounted.source });
-    }
     if !settings.options.nonempty && std::fs::read_dir(&mountpoint).map_err(unreadable)?.next().is_some() {
         return Err(MountError::MountpointNotEmpty(mountpoint));
     }
@@ -336,12 +341,12 @@ fn everyone(options: &MountOptions) -> bool {
     }
 }
 
-fn config(settings: &MountSettings, clone_fd: bool) -> Config {
+fn config(settings: &MountSettings) -> Config {
     let mut config = Config::default();
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let threads = settings.threads.unwrap_or(processors).clamp(1, THREADS_MAX);
     config.n_threads = Some(if cfg!(target_os = "linux") { threads } else { 1 });
-    config.clone_fd = clone_fd && threads > 1;
+    config.clone_fd = cfg!(target_os = "linux") && threads > 1;
     // Who may come in is the kernel's check; fuser's own would also refuse requests that the kernel makes for root.
     config.acl = SessionACL::All;
     config
@@ -423,7 +428,7 @@ mod platform {
         Adapter, FILESYSTEM_TYPE, MountError, MountSettings, Path, Session, SessionACL, UnmountMode, config,
         everyone,
     };
-    use crate::device::{Attach, Attached};
+    use crate::device::Attach;
     pub(super) use crate::device::{remount, unmount, write_back};
 
     /// Mounts and shakes hands with the kernel.
@@ -438,9 +443,8 @@ mod platform {
             options: &settings.options,
             everyone: everyone(&settings.options),
         };
-        let Attached { device, can_clone } = attach.attach()?;
-        let config = config(settings, can_clone);
-        Session::from_fd(adapter, device, SessionACL::All, config).map_err(|e| {
+        let device = attach.attach()?;
+        Session::from_fd(adapter, device, SessionACL::All, config(settings)).map_err(|e| {
             if let Err(left) = unmount(mountpoint, UnmountMode::Detach) {
                 tracing::debug!(%left, fs_type = FILESYSTEM_TYPE, "mount point was not cleared");
             }
@@ -467,7 +471,7 @@ mod platform {
         settings: &MountSettings,
     ) -> Result<Session<Adapter>, MountError> {
         let options = &settings.options;
-        let mut config = config(settings, false);
+        let mut config = config(settings);
         config.acl = if everyone(options) { SessionACL::All } else { SessionACL::Owner };
         config.mount_options = vec![
             MountOption::FSName(settings.source.clone()),

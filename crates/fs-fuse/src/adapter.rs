@@ -2,8 +2,8 @@
 //!
 //! Decides what the kernel may remember (time-to-live of names and attributes, pages, directory listings) and nothing else.
 //! Permissions are the kernel's business (`default_permissions`); flock(2) and fcntl(2) locks are too, and are exact there
-//! as long as one client has the volume. Knows neither metadata nor data. No lock is taken here but for the reply of a
-//! directory listing, which its request alone holds.
+//! as long as one client has the volume. Knows neither metadata nor data. Locks are held for a few instructions: the count
+//! of writers, and the reply of a directory listing, which its request alone holds.
 
 use std::ffi::OsStr;
 use std::future::Future;
@@ -25,8 +25,8 @@ use fuser::{
 use parking_lot::Mutex;
 use rfs_core::types::{Attr, ErrorKind, Ino, Result, SetAttr};
 use rfs_core::vfs::{
-    CopyArgs, DirEntry, Fh, FsyncMode, NewNode, NodeKind, Opened, ReaddirArgs, ReaddirMode, RenameArgs,
-    Statfs, Vfs, WriteArgs, WriteOrigin,
+    CopyArgs, DirEntry, Fh, FsyncMode, NewNode, NodeKind, OpenFlags as VfsOpenFlags, Opened, ReaddirArgs,
+    ReaddirMode, RenameArgs, Statfs, Vfs, WriteArgs, WriteOrigin,
 };
 use tracing::{Span, debug, debug_span, warn};
 
@@ -35,6 +35,7 @@ use crate::convert;
 use crate::mount::Sharing;
 use crate::notify::{Notice, Notices};
 use crate::tune::Caching;
+use crate::writers::Writers;
 
 /// Largest write the kernel sends in one request; the most pages that a request of the kernel can have are 256.
 const WRITE_BYTES_MAX: u32 = 1 << 20;
@@ -84,6 +85,8 @@ pub(crate) struct Adapter {
     notices: Notices,
     options: AdapterOptions,
     ttl: Duration,
+    /// Kept while the kernel caches writes.
+    writers: Option<Arc<Writers>>,
 }
 
 impl Adapter {
@@ -92,7 +95,13 @@ impl Adapter {
             Sharing::Exclusive => EXCLUSIVE_TTL,
             Sharing::Shared => SHARED_TTL,
         };
-        Adapter { vfs, bridge, notices, options, ttl }
+        let writers = (options.caching == Caching::Writes).then(Arc::default);
+        Adapter { vfs, bridge, notices, options, ttl, writers }
+    }
+
+    /// The table that a handle opened with `flags` is to be counted in.
+    fn writers_of(&self, flags: VfsOpenFlags) -> Option<Arc<Writers>> {
+        self.writers.clone().filter(|_| flags.access.writes())
     }
 
     fn vfs(&self) -> Arc<Vfs> {
@@ -572,8 +581,14 @@ impl Filesystem for Adapter {
         let caller = convert::caller(request);
         let flags = convert::open_flags(flags);
         let work = async move { vfs.open(&caller, number, flags).await };
+        let writers = self.writers_of(flags);
         self.bridge.answer(span("open", request, ino), work, move |result| match result {
-            Ok(opened) => reply.opened(FileHandle(opened.fh.0), fopen_flags(&opened)),
+            Ok(opened) => {
+                if let Some(writers) = writers {
+                    writers.opened(number);
+                }
+                reply.opened(FileHandle(opened.fh.0), fopen_flags(&opened));
+            }
             Err(e) => reply.error(e),
         });
     }
@@ -605,8 +620,12 @@ impl Filesystem for Adapter {
             Ok(created)
         };
         let ttl = self.ttl;
+        let writers = self.writers_of(flags);
         self.bridge.answer(span("create", request, parent), work, move |result| match result {
             Ok((attr, opened)) => {
+                if let Some(writers) = writers {
+                    writers.opened(attr.ino);
+                }
                 let fh = FileHandle(opened.fh.0);
                 reply.created(&ttl, &convert::file_attr(&attr), generation(&attr), fh, fopen_flags(&opened));
             }
@@ -698,11 +717,14 @@ impl Filesystem for Adapter {
         request: &Request,
         ino: INodeNo,
         fh: FileHandle,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        if let Some(writers) = self.writers_of(convert::open_flags(flags)) {
+            writers.released(convert::ino(ino));
+        }
         let vfs = self.vfs();
         self.answer_empty(span("release", request, ino), reply, async move { vfs.release(Fh(fh.0)).await });
     }
@@ -849,7 +871,8 @@ impl Filesystem for Adapter {
         let vfs = self.vfs();
         let number = convert::ino(ino);
         // The kernel asks without sending first what it holds of the file, and would be told of holes where data is.
-        let write_back = (self.options.caching == Caching::Writes).then(|| self.notices.clone());
+        let dirty = self.writers.as_ref().is_some_and(|writers| writers.has(number));
+        let write_back = dirty.then(|| self.notices.clone());
         let work = async move {
             let whence = convert::whence(whence).ok_or(ErrorKind::Invalid)?;
             let offset = u64::try_from(offset).map_err(|_| ErrorKind::NoSuchAddress)?;

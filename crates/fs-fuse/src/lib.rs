@@ -18,6 +18,7 @@ mod mount_table;
 mod notify;
 mod options;
 mod tune;
+mod writers;
 
 pub use mount::{
     MountError, MountHandle, MountSettings, Sharing, State, Stopped, UnmountError, UnmountMode, mount,

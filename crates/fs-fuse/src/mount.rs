@@ -515,7 +515,8 @@ mod platform {
         ))
     }
 
-    pub(super) fn write_back(_mountpoint: &Path) -> io::Result<()> {
+    pub(super) fn write_back(mountpoint: &Path) -> io::Result<()> {
+        std::fs::metadata(mountpoint)?;
         rustix::fs::sync();
         Ok(())
     }

@@ -2,9 +2,11 @@
 //!
 //! Reading the table touches no filesystem, so that it answers even when a mount hangs or is dead.
 
+#[cfg(any(target_os = "linux", test))]
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
+#[cfg(any(target_os = "linux", test))]
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
 /// Filesystem type that the kernel shows for an rfs mount on Linux.

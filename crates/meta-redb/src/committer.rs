@@ -6,7 +6,6 @@
 //! file, and the layer is written again. After a failed sync that is no use: the kernel may have dropped what it could
 //! not write, so the store stays refused until it is opened anew.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +14,7 @@ use redb::Database;
 
 use crate::engine::{Engine, Task};
 use crate::layer::{Base, Layer};
-use crate::open::{BackendOpener, DATA, INFO, Opened, VERSION, open_database};
+use crate::open::{BackendOpener, DATA, INFO, Opened, VERSION, guarded, open_database};
 
 pub(crate) struct Committer {
     engine: Arc<Engine>,
@@ -58,7 +57,7 @@ impl Committer {
             tracing::error!(error = text, "the metadata store ends with changes that could not be written");
         }
         self.engine.release_bases(|base| base.break_off("the metadata store was closed"));
-        self.database = None;
+        self.close_database();
         self.engine.has_stopped(outcome);
     }
 
@@ -84,43 +83,55 @@ impl Committer {
         if self.sync_failed.load(Ordering::Acquire) {
             return Err(SYNC_FAILED.into());
         }
+        if self.database.is_none() {
+            self.open_again()?;
+        }
         let Some(database) = &self.database else {
-            // The last attempt to open it failed; `reopen` tries again after this.
-            return Err("it could not be opened again after an error".into());
+            return Err("it is not open".into());
         };
-        let written = catch_unwind(AssertUnwindSafe(|| write(database, layer)));
-        match written {
+        match guarded(|| write(database, layer)) {
             Ok(Ok(done)) => Ok(done),
             Ok(Err(error)) if self.sync_failed.load(Ordering::Acquire) => {
                 Err(format!("{error}; {SYNC_FAILED}"))
             }
             Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err("its structure is damaged; restore it from a backup".into()),
+            Err(damage) => Err(format!("{damage}; restore it from a backup")),
         }
     }
 
-    /// Opens the file again after an error; returns what can be read.
+    /// Opens the file again after an error, because redb refuses everything then; returns what can be read.
     fn reopen(&mut self, text: &str) -> Base {
         if self.sync_failed.load(Ordering::Acquire) {
             self.engine.release_bases(|base| base.break_off(text));
-            self.database = None;
+            self.close_database();
             return Base::broken(text.into());
         }
         self.engine.release_bases(Base::expire);
-        self.database = None;
-        let opened = match open_database(&self.path, &self.opener, &self.engine.options) {
-            Ok(opened) => opened,
-            Err(error) => return Base::broken(error.to_string()),
-        };
-        if opened.version < self.durable {
-            let text = format!("{} lost changes that had been written", self.path.display());
-            self.sync_failed.store(true, Ordering::Release);
-            return Base::broken(text);
+        self.close_database();
+        match self.open_again() {
+            Ok(()) => self.database.as_ref().map_or_else(|| Base::broken(text.into()), Base::newest),
+            Err(text) => Base::broken(text),
         }
-        self.sync_failed = opened.sync_failed;
-        let base = Base::newest(&opened.database).unwrap_or_else(|error| Base::broken(error.to_string()));
-        self.database = Some(opened.database);
-        base
+    }
+
+    fn open_again(&mut self) -> Result<(), String> {
+        let opened = open_database(&self.path, &self.opener, &self.engine.options);
+        let store = opened.map_err(|error| error.to_string())?;
+        if store.version < self.durable {
+            self.sync_failed.store(true, Ordering::Release);
+            return Err(SYNC_FAILED.into());
+        }
+        self.sync_failed = store.sync_failed;
+        self.database = Some(store.database);
+        Ok(())
+    }
+
+    /// Closing writes, too, so that it can fail like a flush. What matters was committed before, or is told already.
+    fn close_database(&mut self) {
+        let database = self.database.take();
+        if let Err(damage) = guarded(|| drop(database)) {
+            tracing::error!(%damage, path = %self.path.display(), "closing the metadata file failed");
+        }
     }
 }
 
@@ -148,5 +159,5 @@ fn write(database: &Database, layer: &Layer) -> Result<(u64, Base), redb::Error>
         Err(_) => return Err(redb::Error::Corrupted("a layer was emptied before it was written".into())),
     };
     txn.commit()?;
-    Ok((version, Base::newest(database)?))
+    Ok((version, Base::newest(database)))
 }

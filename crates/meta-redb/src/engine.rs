@@ -44,6 +44,17 @@ pub(crate) struct State {
     retired: VecDeque<Retired>,
 }
 
+impl State {
+    /// Fails when commits are refused.
+    fn check_writable(&self) -> Result<()> {
+        match &self.failure {
+            _ if self.stopping => Err(closed()),
+            Some(failure) => Err(KvError::Unavailable(failure.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
 /// What those who wait for the committer look at.
 #[derive(Debug, Clone, Default)]
 struct Progress {
@@ -88,7 +99,7 @@ pub(crate) enum Task {
 impl Engine {
     pub(crate) fn new(options: RedbOptions, opened: &Opened) -> Self {
         let version = opened.version_next();
-        let base = Base::newest(&opened.database).unwrap_or_else(|error| Base::broken(error.to_string()));
+        let base = Base::newest(&opened.database);
         let view = View { active: Arc::new(Layer::new()), frozen: None, base: Arc::new(base) };
         let state = State {
             view: Arc::new(view),
@@ -136,12 +147,7 @@ impl Engine {
         self.wait_for_room().await?;
         let prefetched = self.prefetch(&commit)?;
         let mut state = self.state.lock();
-        if state.stopping {
-            return Err(closed());
-        }
-        if let Some(failure) = &state.failure {
-            return Err(KvError::Unavailable(failure.clone()));
-        }
+        state.check_writable()?;
         if state.version > beginning.version
             && beginning.view.active.conflicts(commit.reads(), beginning.version)?
         {
@@ -172,20 +178,21 @@ impl Engine {
 
     /// Waits while too much is in memory only.
     async fn wait_for_room(&self) -> Result<()> {
-        let has_room = || {
+        let has_room = || -> Result<bool> {
             let mut state = self.state.lock();
+            state.check_writable()?;
             let room = state.active_bytes + state.frozen_bytes < self.options.memory_bytes_max;
             if !room && state.frozen_bytes == 0 && !state.wake {
                 state.wake = true;
                 self.work.notify_one();
             }
-            room || state.failure.is_some() || state.stopping
+            Ok(room)
         };
-        if has_room() {
+        if has_room()? {
             return Ok(());
         }
         let mut progress = self.progress.subscribe();
-        while !has_room() {
+        while !has_room()? {
             progress.changed().await.map_err(|_| closed())?;
         }
         Ok(())

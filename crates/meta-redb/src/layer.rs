@@ -6,7 +6,6 @@
 //! for too long are emptied under it.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -15,7 +14,7 @@ use redb::{Database, ReadOnlyTable, ReadableDatabase, StorageError};
 use rfs_kv::engine::{Change, Chunk, Lookup, Memtable, ReadSet, Source};
 use rfs_kv::{Direction, KvError, Result};
 
-use crate::open::DATA;
+use crate::open::{DATA, guarded};
 
 /// Recent commits.
 #[derive(Debug, Default)]
@@ -99,9 +98,14 @@ impl fmt::Debug for Base {
 
 impl Base {
     /// The state that was committed last.
-    pub(crate) fn newest(database: &Database) -> Result<Self, redb::Error> {
-        let table = database.begin_read()?.open_table(DATA)?;
-        Ok(Self(RwLock::new(BaseState::Open(table))))
+    pub(crate) fn newest(database: &Database) -> Self {
+        let opened =
+            guarded(|| -> Result<Table, redb::Error> { Ok(database.begin_read()?.open_table(DATA)?) });
+        match opened {
+            Ok(Ok(table)) => Self(RwLock::new(BaseState::Open(table))),
+            Ok(Err(error)) => Self::broken(read_failed_text(&error)),
+            Err(damage) => Self::broken(read_failed_text(&damage)),
+        }
     }
 
     pub(crate) fn broken(text: String) -> Self {
@@ -120,12 +124,10 @@ impl Base {
 
     fn with<T>(&self, read: impl FnOnce(&Table) -> Result<T, StorageError>) -> Result<T> {
         match &*self.0.read() {
-            // redb checks what it reads, but a damaged page can still trip an assertion in it.
-            BaseState::Open(table) => match catch_unwind(AssertUnwindSafe(|| read(table))) {
-                Ok(result) => result.map_err(|error| read_failed(&error)),
-                Err(_) => Err(KvError::Unavailable(
-                    "the metadata file is damaged: unmount and restore it from a backup".into(),
-                )),
+            BaseState::Open(table) => match guarded(|| read(table)) {
+                Ok(Ok(found)) => Ok(found),
+                Ok(Err(error)) => Err(read_failed(&error)),
+                Err(damage) => Err(read_failed(&damage)),
             },
             BaseState::Expired => Err(KvError::Conflict),
             BaseState::Broken(text) => Err(KvError::Unavailable(text.clone())),
@@ -137,9 +139,12 @@ impl Base {
     }
 }
 
-fn read_failed(error: &StorageError) -> KvError {
-    tracing::error!(%error, "reading the metadata file failed");
-    KvError::Unavailable(format!("reading the metadata file failed: {error}"))
+fn read_failed_text(error: &dyn fmt::Display) -> String {
+    format!("cannot read the metadata file: {error}; unmount, and restore it from a backup if that stays so")
+}
+
+fn read_failed(error: &dyn fmt::Display) -> KvError {
+    KvError::Unavailable(read_failed_text(error))
 }
 
 impl Source for Base {

@@ -49,7 +49,7 @@ pub enum OpenError {
     InUse(PathBuf),
     /// It is not a store, or it was damaged.
     #[error(
-        "{} is damaged or is not a metadata file of rfs ({reason}): restore it from a backup; the file was not changed",
+        "{} is damaged or is not a metadata file of rfs ({reason}): restore it from a backup",
         path.display()
     )]
     Damaged {
@@ -194,12 +194,32 @@ fn open_backend(
     Ok((database, sync_failed))
 }
 
+/// Runs `call` into redb, which checks what it reads; a damaged page can still trip an assertion in it.
+pub(crate) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, Inconsistent> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|_| Inconsistent)
+}
+
+/// redb found its file in a state that it takes for impossible.
+#[derive(Debug, thiserror::Error)]
+#[error("its structure is inconsistent")]
+pub(crate) struct Inconsistent;
+
+impl Inconsistent {
+    fn at(&self, path: &Path) -> OpenError {
+        OpenError::Damaged { path: path.to_owned(), reason: self.to_string() }
+    }
+}
+
 /// Makes the tables in an empty storage, durably; leaves a store that is there already alone.
 pub(crate) fn initialize(
     path: &Path,
     opener: &BackendOpener,
     options: &RedbOptions,
 ) -> Result<(), OpenError> {
+    guarded(|| initialize_checked(path, opener, options)).unwrap_or_else(|damage| Err(damage.at(path)))
+}
+
+fn initialize_checked(path: &Path, opener: &BackendOpener, options: &RedbOptions) -> Result<(), OpenError> {
     let fail = |error: redb::Error| redb_error(path, error);
     let (database, _) = open_backend(path, opener, options)?;
     let mut txn = database.begin_write().map_err(|error| fail(error.into()))?;
@@ -222,10 +242,7 @@ pub(crate) fn open_database(
     opener: &BackendOpener,
     options: &RedbOptions,
 ) -> Result<Opened, OpenError> {
-    // redb checks what it reads, but a damaged page can still trip an assertion in it.
-    catch_unwind(AssertUnwindSafe(|| open_checked(path, opener, options))).unwrap_or_else(|_| {
-        Err(OpenError::Damaged { path: path.to_owned(), reason: "its structure is inconsistent".into() })
-    })
+    guarded(|| open_checked(path, opener, options)).unwrap_or_else(|damage| Err(damage.at(path)))
 }
 
 fn open_checked(path: &Path, opener: &BackendOpener, options: &RedbOptions) -> Result<Opened, OpenError> {

@@ -1,0 +1,131 @@
+//! What can be wrong with a file, and what the user is told.
+
+use std::path::Path;
+use std::process::Command;
+
+use redb::{Database, TableDefinition};
+use rfs_kv::Kv;
+use rfs_meta_redb::{OpenError, RedbKv, RedbOptions};
+
+use crate::{get, set};
+
+fn open(path: &Path) -> Result<RedbKv, OpenError> {
+    RedbKv::open(path, RedbOptions::default())
+}
+
+fn create(path: &Path) -> Result<RedbKv, OpenError> {
+    RedbKv::create(path, RedbOptions::default())
+}
+
+/// Asserts the variant, and that the text names the file.
+macro_rules! fails {
+    ($result:expr, $pattern:pat, $path:expr) => {{
+        let error = $result.map(|_| "success").unwrap_err();
+        assert!(matches!(error, $pattern), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains($path.to_str().unwrap()), "{text:?} names the file");
+        text
+    }};
+}
+
+#[tokio::test]
+async fn a_missing_file_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("none.redb");
+    let text = fails!(open(&path), OpenError::NotFound(_), path);
+    assert!(text.contains("rfs format"));
+    let deeper = dir.path().join("no/such/dir/meta.redb");
+    fails!(create(&deeper), OpenError::NotFound(_), deeper);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left behind");
+}
+
+#[tokio::test]
+async fn a_file_that_exists_is_not_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("meta.redb");
+    let kv = create(&path).unwrap();
+    set(&kv, b"a", b"1").await.unwrap();
+    kv.close().await.unwrap();
+    fails!(create(&path), OpenError::Exists(_), path);
+    let other = dir.path().join("other");
+    std::fs::write(&other, b"a letter").unwrap();
+    fails!(create(&other), OpenError::Exists(_), other);
+    assert_eq!(std::fs::read(&other).unwrap(), b"a letter");
+    assert_eq!(get(&open(&path).unwrap(), b"a").await.unwrap(), Some(b"1".to_vec()));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "nothing is left behind");
+}
+
+const SECOND_PATH: &str = "RFS_TEST_SECOND_PROCESS";
+
+/// Not a test: the second process of the next one.
+#[test]
+fn second_process() {
+    if let Some(path) = std::env::var_os(SECOND_PATH) {
+        let path = Path::new(&path);
+        fails!(open(path), OpenError::InUse(_), path);
+    }
+}
+
+#[tokio::test]
+async fn a_second_user_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("meta.redb");
+    let kv = create(&path).unwrap();
+    let text = fails!(open(&path), OpenError::InUse(_), path);
+    assert!(text.contains("umount"));
+    let second = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "opening::second_process"])
+        .env(SECOND_PATH, &path)
+        .output()
+        .unwrap();
+    assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stdout));
+    set(&kv, b"a", b"1").await.unwrap();
+    kv.close().await.unwrap();
+    assert_eq!(get(&open(&path).unwrap(), b"a").await.unwrap(), Some(b"1".to_vec()));
+}
+
+#[tokio::test]
+async fn a_file_of_something_else_is_told_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("meta.redb");
+    for contents in [Vec::new(), b"a letter".to_vec(), vec![0; 100_000], vec![0xff; 100_000]] {
+        std::fs::write(&path, &contents).unwrap();
+        fails!(open(&path), OpenError::Damaged { .. }, path);
+        assert_eq!(std::fs::read(&path).unwrap(), contents);
+    }
+    std::fs::remove_file(&path).unwrap();
+    let database = Database::create(&path).unwrap();
+    drop(database);
+    fails!(open(&path), OpenError::Damaged { .. }, path);
+    fails!(open(dir.path()), OpenError::Io { .. } | OpenError::Damaged { .. }, dir.path());
+}
+
+#[tokio::test]
+async fn a_newer_format_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("meta.redb");
+    create(&path).unwrap().close().await.unwrap();
+    let database = Database::open(&path).unwrap();
+    let txn = database.begin_write().unwrap();
+    txn.open_table(TableDefinition::<&str, u64>::new("info")).unwrap().insert("format", 2).unwrap();
+    txn.commit().unwrap();
+    drop(database);
+    let text = fails!(open(&path), OpenError::Version { .. }, path);
+    assert!(text.contains("format 2"), "{text}");
+}
+
+#[tokio::test]
+async fn a_truncated_file_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("meta.redb");
+    let kv = create(&path).unwrap();
+    for index in 0..200_u8 {
+        set(&kv, &[index], &[index; 5000]).await.unwrap();
+    }
+    kv.close().await.unwrap();
+    let contents = std::fs::read(&path).unwrap();
+    for len in [10, 319, 320, 4096, 100_000, contents.len() / 2] {
+        std::fs::write(&path, &contents[..len]).unwrap();
+        fails!(open(&path), OpenError::Damaged { .. }, path);
+    }
+}

@@ -8,6 +8,7 @@
 //! from memory until then; bytes whose checksum does not fit are never returned; a pack's name is never reused.
 //! Lock order: lanes before one pack before the budget; caches are leaves.
 
+mod around;
 mod block;
 mod budget;
 mod cache;
@@ -84,6 +85,8 @@ pub struct DataOptions {
     pub fetch_bytes_max: u32,
     /// Bytes that all GETs in flight bring together; more wait.
     pub fetch_memory_bytes: u64,
+    /// How far a GET reads on in a pack whose small files are read one after another, in bytes; 0 turns it off.
+    pub fetch_around_bytes: u32,
 }
 
 impl DataOptions {
@@ -107,6 +110,7 @@ impl DataOptions {
             fetch_gap_bytes: 64 << 10,
             fetch_bytes_max: 4 << 20,
             fetch_memory_bytes: 64 << 20,
+            fetch_around_bytes: 1 << 20,
         }
     }
 }

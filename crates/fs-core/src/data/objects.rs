@@ -3,6 +3,7 @@
 //! `packs/<session, 8 hex digits>/<pack id, 16 hex digits>`. Other objects under the prefix are not ours and are left
 //! alone.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,32 +50,34 @@ impl Objects {
         bounded("PUT", self.io_timeout, self.store.put(&path_of(pack), bytes)).await.map(drop)
     }
 
-    /// One attempt to fetch exactly the bytes from `start` to `end`.
-    async fn get_once(&self, pack: PackId, start: u64, end: u64) -> Result<Bytes, Failure> {
+    /// One attempt of [`Objects::get`].
+    async fn get_once(&self, pack: PackId, needed: &Range<u64>, end: u64) -> Result<Bytes, Failure> {
         let path = path_of(pack);
-        let bytes = bounded("GET", self.io_timeout, self.store.get_range(&path, start..end)).await;
+        let bytes =
+            bounded("GET", self.io_timeout, self.store.get_range(&path, needed.start..end.max(needed.end)))
+                .await;
         match bytes {
-            Ok(bytes) if bytes.len() as u64 == end - start => Ok(bytes),
+            Ok(bytes) if bytes.len() as u64 >= needed.end - needed.start => Ok(bytes),
             Ok(_) => Err(truncated(pack)),
             Err(failure) => Err(failure),
         }
     }
 
-    /// Fetches exactly the bytes from `start` to `end`. Tries a few times: a store repeats by itself what may succeed
+    /// Fetches the bytes `needed`, and those that follow up to `end` as far as the pack has them. Tries a few times: a store repeats by itself what may succeed
     /// later, so this is for stores that do not. A pack that is missing or too short is told at once. `failed` is
     /// called for each attempt that failed.
     pub(super) async fn get(
         &self,
         pack: PackId,
-        start: u64,
+        needed: Range<u64>,
         end: u64,
         failed: impl Fn(),
     ) -> Result<Bytes, Failure> {
         let began = tokio::time::Instant::now();
-        let mut backoff = Backoff::new(pack.0 ^ start);
+        let mut backoff = Backoff::new(pack.0 ^ needed.start);
         let mut attempts_left = GET_ATTEMPTS;
         loop {
-            let failure = match self.get_once(pack, start, end).await {
+            let failure = match self.get_once(pack, &needed, end).await {
                 Ok(bytes) => return Ok(bytes),
                 Err(failure) => failure,
             };
@@ -86,7 +89,7 @@ impl Objects {
             }
             // A range beyond the end is an error of no particular kind.
             if let Ok(found) = bounded("HEAD", self.io_timeout, self.store.head(&path_of(pack))).await
-                && found.size < end
+                && found.size < needed.end
             {
                 return Err(truncated(pack));
             }
@@ -104,12 +107,12 @@ impl Objects {
         if len < u64::from(HEADER_BYTES) {
             return Err(damaged(pack::BadPack::TooShort));
         }
-        let header = self.get(pack, 0, u64::from(HEADER_BYTES), || ()).await?;
+        let header = self.get(pack, 0..u64::from(HEADER_BYTES), 0, || ()).await?;
         pack::check_header(&header, volume, pack).map_err(damaged)?;
-        let mut tail = self.get(pack, len.saturating_sub(TAIL_BYTES), len, || ()).await?;
+        let mut tail = self.get(pack, len.saturating_sub(TAIL_BYTES)..len, len, || ()).await?;
         let footer_len = pack::footer_len(&tail, len).map_err(damaged)?;
         if footer_len > tail.len() {
-            tail = self.get(pack, len - footer_len as u64, len, || ()).await?;
+            tail = self.get(pack, len - footer_len as u64..len, len, || ()).await?;
         }
         let footer = tail.slice(tail.len() - footer_len..);
         pack::read_footer(&footer, pack, len).map_err(damaged)

@@ -1,7 +1,7 @@
 //! From ranges of runs to verified plain bytes.
 //!
 //! Looked for in this order: the memory cache, packs that are still in memory, fetches that others have begun, the disk
-//! cache, the store. Blocks of one pack that lie close together are one fetch; a block is fetched once at a time,
+//! cache, what came along with neighbours, the store. Blocks of one pack that lie close together are one fetch; a block is fetched once at a time,
 //! however many ask. A fetch is a future that all who wait for it share and drive; when nobody waits any more, it ends.
 //! Bytes in flight are bounded by a budget of their own; fetches beyond it wait their turn.
 //! Lock order: flights is a leaf.
@@ -18,6 +18,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+use super::around::{Around, Claim};
 use super::block;
 use super::cache::{BlockKey, MemoryCache};
 use super::disk_cache::DiskCache;
@@ -34,6 +35,8 @@ const PREFETCHES_MAX: usize = 16;
 const PREFETCH_BLOCKS: usize = 32;
 /// Fetches that verifying has under way.
 const VERIFIES_MAX: usize = 4;
+/// Larger fetches do not make others larger: who reads a large file knows its blocks.
+const AROUND_SPAN_MAX: u64 = 256 << 10;
 /// Decoding so many bytes is about a millisecond: others get their turn.
 const YIELD_BYTES: u64 = 2 << 20;
 
@@ -67,6 +70,7 @@ pub(super) struct Reader {
     pub(super) memory: MemoryCache,
     pub(super) disk: Option<Arc<DiskCache>>,
     flights: Flights,
+    around: Around,
     fetch_memory: Arc<Budget>,
     /// GETs that may be in flight.
     requests: Semaphore,
@@ -98,6 +102,7 @@ impl Reader {
             memory: MemoryCache::new(options.cache_memory_bytes, options.block_bytes),
             disk: disk.map(Arc::new),
             flights: Flights::default(),
+            around: Around::new(options.fetch_around_bytes),
             fetch_memory: Budget::new(options.fetch_memory_bytes),
             requests: Semaphore::new(options.fetches_max.max(1)),
             prefetches: AtomicUsize::new(0),
@@ -278,6 +283,7 @@ impl Reader {
         let _memory = self.fetch_memory.acquire(span_bytes(&group)).await;
         let mut fetched = HashMap::with_capacity(group.len());
         let missing = self.ask_disk(group, hint, &mut fetched).await;
+        let missing = self.ask_around(missing, hint, &mut fetched).await;
         self.counters.add(|counters| &counters.misses, missing.len() as u64);
         let gets = self.groups(&missing).map(|part| self.fetch_store(part.to_vec(), hint));
         for part in future::join_all(gets).await {
@@ -321,14 +327,41 @@ impl Reader {
         missing
     }
 
+    /// Adds what came, or is coming, with a neighbour; returns what does not.
+    async fn ask_around(
+        &self,
+        group: Vec<Wanted>,
+        hint: ReadHint,
+        fetched: &mut HashMap<u32, Result<Bytes, Failure>>,
+    ) -> Vec<Wanted> {
+        let mut missing = Vec::new();
+        let mut for_disk = Vec::new();
+        for wanted in group {
+            let stored = self.around.get(wanted.key.0, wanted.stored()).await;
+            let plain = stored.as_ref().map(|stored| block::decode(stored, &wanted.block, wanted.plain_len));
+            if let (Some(stored), Some(Ok(plain))) = (stored, plain) {
+                fetched.insert(wanted.key.1, Ok(self.keep(&wanted, plain, hint)));
+                for_disk.push((wanted.key, stored));
+            } else {
+                missing.push(wanted);
+            }
+        }
+        self.offer_disk(for_disk, hint);
+        missing
+    }
+
     /// Fetches neighbouring blocks of one pack from the store. Damaged ones are fetched once more, in case the damage
     /// happened on the way.
     async fn fetch_store(&self, group: Vec<Wanted>, hint: ReadHint) -> HashMap<u32, Result<Bytes, Failure>> {
         let mut fetched = HashMap::with_capacity(group.len());
-        let damaged = self.fetch_once(&group, hint, &mut fetched).await;
+        let small = hint == ReadHint::Normal && span_bytes(&group) <= AROUND_SPAN_MAX;
+        let around = group.first().zip(group.last()).filter(|_| small).and_then(|(first, last)| {
+            self.around.extend(first.key.0, &(first.stored().start..last.stored().end))
+        });
+        let damaged = self.fetch_once(&group, hint, around, &mut fetched).await;
         if !damaged.is_empty() {
             tracing::warn!(pack = %damaged[0].key.0, blocks = damaged.len(), "damaged blocks are fetched again");
-            self.fetch_once(&damaged, hint, &mut fetched).await;
+            self.fetch_once(&damaged, hint, None, &mut fetched).await;
         }
         fetched
     }
@@ -338,16 +371,18 @@ impl Reader {
         &self,
         group: &[Wanted],
         hint: ReadHint,
+        around: Option<Claim>,
         fetched: &mut HashMap<u32, Result<Bytes, Failure>>,
     ) -> Vec<Wanted> {
         let (Some(first), Some(last)) = (group.first(), group.last()) else { return Vec::new() };
         let pack = first.key.0;
-        let (start, end) = (first.stored().start, last.stored().end);
+        let needed = first.stored().start..last.stored().end;
+        let end = around.as_ref().map_or(needed.end, |claim| claim.end);
         let failed = || self.counters.add(|counters| &counters.fetch_failures, 1);
         let body = {
             let _permit = self.requests.acquire().await;
             self.counters.add(|counters| &counters.fetches, 1);
-            self.objects.get(pack, start, end, failed).await
+            self.objects.get(pack, needed, end, failed).await
         };
         let body = match body {
             Ok(body) => body,
@@ -356,7 +391,10 @@ impl Reader {
                 return Vec::new();
             }
         };
-        self.counters.add(|counters| &counters.fetched_bytes, end - start);
+        self.counters.add(|counters| &counters.fetched_bytes, body.len() as u64);
+        if let Some(claim) = around {
+            claim.fill(body.clone());
+        }
         let mut damaged = Vec::new();
         let mut for_disk = Vec::new();
         let mut since_yield = 0;
@@ -387,10 +425,14 @@ impl Reader {
         if !damaged.is_empty() {
             failed();
         }
-        if let Some(disk) = self.disk.as_ref().filter(|_| hint == ReadHint::Normal) {
-            disk.offer(for_disk);
-        }
+        self.offer_disk(for_disk, hint);
         damaged
+    }
+
+    fn offer_disk(&self, stored: Vec<(BlockKey, Bytes)>, hint: ReadHint) {
+        if let Some(disk) = self.disk.as_ref().filter(|_| hint == ReadHint::Normal) {
+            disk.offer(stored);
+        }
     }
 
     /// The block from a pack that is still in memory.

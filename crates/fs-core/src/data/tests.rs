@@ -513,6 +513,36 @@ async fn distant_blocks_are_fetched_separately_and_near_ones_together() {
 }
 
 #[tokio::test]
+async fn small_files_read_one_after_another_come_many_at_a_time() {
+    let (store, data) = open(options()).await;
+    let runs = (0..1024).map(|ino| run_bytes(ino, noise(ino, 4500))).collect();
+    let appended = data.append(Lane::Small, runs).await.unwrap();
+    data.close().await.unwrap();
+    let runs: Vec<_> = appended.into_iter().map(|appended| Arc::new(appended.run)).collect();
+
+    let fresh = reopen(&store, options()).await;
+    for (run, ino) in runs.iter().zip(0..) {
+        assert_eq!(read_all(&fresh, run).await.unwrap(), noise(ino, 4500));
+    }
+    assert!(TestStore::count(&store.gets) <= 9, "{} GETs", TestStore::count(&store.gets));
+
+    // Several at once share what is on the way.
+    let fresh = reopen(&store, options()).await;
+    let before = TestStore::count(&store.gets);
+    let reads = futures::stream::iter(&runs).map(|run| read_all(&fresh, run)).buffered(8);
+    let read: Vec<_> = reads.map(Result::unwrap).collect().await;
+    assert!(read.iter().zip(0..).all(|(read, ino)| *read == noise(ino, 4500)));
+    assert!(TestStore::count(&store.gets) - before <= 24, "{} GETs", TestStore::count(&store.gets) - before);
+
+    // Here and there, nothing needless is fetched.
+    let fresh = reopen(&store, options()).await;
+    for at in 0..8 {
+        read_all(&fresh, &runs[at * 389 % 1024]).await.unwrap();
+    }
+    assert_eq!(fresh.stats().fetched_bytes, 8 * 4500);
+}
+
+#[tokio::test]
 async fn prefetched_blocks_are_there_without_a_request() {
     let (store, data) = open(options()).await;
     let contents = noise(1, 2 << 20);

@@ -1,9 +1,37 @@
 //! What FUSE and gateways call: one method a request, named as the system calls are.
 //!
 //! Owns handles, lookup counts, dirty bytes and the tasks that flush, read ahead, compact and collect garbage. It is the
-//! only place that knows both metadata and data. It knows no kernel structures and no errnos.
+//! only place that knows both metadata and data. It knows no kernel structures and no errnos. Permissions are the
+//! kernel's business; what the kernel leaves to a filesystem (set-id bits, inode flags, capacity) is decided here and below.
+//!
+//! Requests that need neither the store nor a gate finish in one poll. Bytes become part of a file in four steps: dirty
+//! (`write`), batch (a flush took them), placed (they have their place in a pack), committed (the pack is stored and the
+//! metadata names it). Lock order: see `inode`; tables and lists are leaves, but for a shard over an inode's state.
 
+mod attr;
+mod compact;
+mod copy;
+mod dir;
+mod dirty;
+mod flush;
+mod gc;
+mod handle;
+mod inode;
+mod namespace;
+mod read;
+mod readahead;
 mod request;
+mod space;
+mod tasks;
+mod write;
+mod xattr;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub use request::{
     AccessMode, AtimeMode, CopyArgs, DirEntry, DirSink, FallocateMode, Fh, FsyncMode, GcReport, NewNode,
@@ -11,187 +39,167 @@ pub use request::{
     SyncMode, Unsaved, VfsOptions, VfsStats, Whence, WriteAccess, WriteArgs, WriteOrigin, XattrMode,
 };
 
-use bytes::Bytes;
+use flush::Flusher;
+use gc::Collector;
+use handle::{HandleTable, InodeTable, KnownTable};
+use tasks::Tasks;
 
-use crate::types::{Attr, Caller, ErrorKind, Ino, Name, Result, SetAttr};
+use crate::data::{Budget, Data};
+use crate::meta::Meta;
+use crate::types::{ErrorKind, Result, Timestamp};
 
 /// A mounted filesystem.
-#[derive(Debug)]
 pub struct Vfs {
+    meta: Arc<Meta>,
+    data: Arc<Data>,
+    memory: Arc<Budget>,
     options: VfsOptions,
+    read_only: AtomicBool,
+    inodes: Arc<InodeTable>,
+    known: KnownTable,
+    handles: HandleTable,
+    flusher: Flusher,
+    collector: Collector,
+    tasks: Tasks,
+    /// Bytes of all files that are counted against the capacity and not committed.
+    reserved_bytes: AtomicU64,
+    counters: Counters,
 }
 
-#[expect(clippy::unused_async, reason = "shape of the interface")]
-#[expect(missing_docs, reason = "shape of the interface")]
+impl fmt::Debug for Vfs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vfs")
+            .field("options", &self.options)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is only counted.
+#[derive(Debug, Default)]
+struct Counters {
+    flush_failures: AtomicU64,
+    chunks_compacted: AtomicU64,
+    orphans_reaped: AtomicU64,
+    packs_deleted: AtomicU64,
+}
+
 impl Vfs {
+    /// Starts to serve a volume: begins the background tasks and reaps what a crash left behind. `memory` is the budget
+    /// that `data` was opened with. Must be called in a tokio runtime, which the tasks then use until [`Vfs::shutdown`].
+    pub fn mount(meta: Arc<Meta>, data: Arc<Data>, memory: Arc<Budget>, options: VfsOptions) -> Arc<Vfs> {
+        let read_only = options.access == WriteAccess::ReadOnly || meta.session_id().is_none();
+        let vfs = Arc::new(Vfs {
+            meta,
+            data,
+            memory,
+            read_only: AtomicBool::new(read_only),
+            inodes: InodeTable::new(),
+            known: KnownTable::new(),
+            handles: HandleTable::new(),
+            flusher: Flusher::new(),
+            collector: Collector::new(),
+            tasks: Tasks::new(),
+            reserved_bytes: AtomicU64::new(0),
+            counters: Counters::default(),
+            options,
+        });
+        if vfs.meta.session_id().is_some() {
+            vfs.start_flusher();
+            vfs.start_collector();
+        }
+        vfs
+    }
+
+    /// Settings of the mount.
     pub fn options(&self) -> &VfsOptions {
         &self.options
     }
-    pub async fn shutdown(&self) -> ShutdownReport {
-        ShutdownReport::default()
+
+    /// The volume's metadata, for fsck and info.
+    pub fn meta(&self) -> &Arc<Meta> {
+        &self.meta
     }
 
-    // namespace; each that returns an Attr counts one kernel lookup of it
-    pub async fn lookup(&self, parent: Ino, name: &Name) -> Result<Attr> {
-        let _ = (parent, name);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub fn forget(&self, ino: Ino, count: u64) {
-        let _ = (ino, count);
-    }
-    pub async fn mknod(&self, node: NewNode<'_>, kind: NodeKind) -> Result<Attr> {
-        let _ = (node, kind);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn mkdir(&self, node: NewNode<'_>) -> Result<Attr> {
-        let _ = node;
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn symlink(&self, node: NewNode<'_>, target: &[u8]) -> Result<Attr> {
-        let _ = (node, target);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn create(&self, node: NewNode<'_>, flags: OpenFlags) -> Result<(Attr, Opened)> {
-        let _ = (node, flags);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn link(&self, caller: &Caller, ino: Ino, parent: Ino, name: &Name) -> Result<Attr> {
-        let _ = (caller, ino, parent, name);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn unlink(&self, caller: &Caller, parent: Ino, name: &Name) -> Result<()> {
-        let _ = (caller, parent, name);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn rmdir(&self, caller: &Caller, parent: Ino, name: &Name) -> Result<()> {
-        let _ = (caller, parent, name);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn rename(&self, args: RenameArgs<'_>) -> Result<()> {
-        let _ = args;
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn readlink(&self, ino: Ino) -> Result<Bytes> {
-        let _ = ino;
-        Err(ErrorKind::NotSupported.into())
+    /// The volume's data, for fsck and info.
+    pub fn data(&self) -> &Arc<Data> {
+        &self.data
     }
 
-    // attributes
-    pub async fn getattr(&self, ino: Ino) -> Result<Attr> {
-        let _ = ino;
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn setattr(&self, caller: &Caller, ino: Ino, set: SetAttr, fh: Option<Fh>) -> Result<Attr> {
-        let _ = (caller, ino, set, fh);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn access(&self, caller: &Caller, ino: Ino, mask: u32) -> Result<()> {
-        let _ = (caller, ino, mask);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn statfs(&self) -> Result<Statfs> {
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes> {
-        let _ = (ino, name);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn setxattr(
-        &self,
-        caller: &Caller,
-        ino: Ino,
-        name: &[u8],
-        value: &[u8],
-        mode: XattrMode,
-    ) -> Result<()> {
-        let _ = (caller, ino, name, value, mode);
-        Err(ErrorKind::NotSupported.into())
-    }
-    /// The names, each followed by a NUL, as listxattr(2) returns them.
-    pub async fn listxattr(&self, ino: Ino) -> Result<Bytes> {
-        let _ = ino;
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn removexattr(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
-        let _ = (caller, ino, name);
-        Err(ErrorKind::NotSupported.into())
+    /// Whether changes are refused.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only.load(Ordering::Acquire)
     }
 
-    // files
-    pub async fn open(&self, caller: &Caller, ino: Ino, flags: OpenFlags) -> Result<Opened> {
-        let _ = (caller, ino, flags);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn read(&self, ino: Ino, fh: Fh, offset: u64, len: u32) -> Result<Bytes> {
-        let _ = (ino, fh, offset, len);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn write(&self, args: WriteArgs) -> Result<u32> {
-        let _ = args;
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn flush(&self, ino: Ino, fh: Fh) -> Result<()> {
-        let _ = (ino, fh);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn release(&self, fh: Fh) -> Result<()> {
-        let _ = fh;
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn fsync(&self, ino: Ino, fh: Option<Fh>, mode: FsyncMode) -> Result<()> {
-        let _ = (ino, fh, mode);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn fallocate(
-        &self,
-        ino: Ino,
-        fh: Fh,
-        mode: FallocateMode,
-        offset: u64,
-        len: u64,
-    ) -> Result<()> {
-        let _ = (ino, fh, mode, offset, len);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn lseek(&self, ino: Ino, fh: Fh, offset: u64, whence: Whence) -> Result<u64> {
-        let _ = (ino, fh, offset, whence);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn copy_file_range(&self, args: CopyArgs) -> Result<u64> {
-        let _ = args;
-        Err(ErrorKind::NotSupported.into())
-    }
-
-    // directories
-    pub async fn opendir(&self, ino: Ino) -> Result<Opened> {
-        let _ = ino;
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn readdir(&self, args: ReaddirArgs, sink: DirSink<'_>) -> Result<()> {
-        let _ = (args, sink);
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn releasedir(&self, fh: Fh) -> Result<()> {
-        let _ = fh;
-        Err(ErrorKind::NotSupported.into())
-    }
-    pub async fn fsyncdir(&self, ino: Ino) -> Result<()> {
-        let _ = ino;
-        Err(ErrorKind::NotSupported.into())
-    }
-
-    // the whole mount
-    pub async fn sync_all(&self) -> Result<()> {
-        Err(ErrorKind::NotSupported.into())
-    }
+    /// Switches between read-only and read-write (mount -o remount). Before it is read-only, everything is stored.
+    ///
+    /// # Errors
+    /// `Io` when something could not be stored; the mount is read-only nevertheless, and goes on trying.
+    /// `ReadOnly` when the volume was opened without the right to write.
     pub async fn set_read_only(&self, access: WriteAccess) -> Result<()> {
-        let _ = access;
-        Err(ErrorKind::NotSupported.into())
+        match access {
+            WriteAccess::ReadOnly => {
+                self.read_only.store(true, Ordering::Release);
+                self.sync_all().await
+            }
+            WriteAccess::ReadWrite if self.meta.session_id().is_none() => Err(ErrorKind::ReadOnly.into()),
+            WriteAccess::ReadWrite => {
+                self.read_only.store(false, Ordering::Release);
+                Ok(())
+            }
+        }
     }
-    pub async fn gc(&self) -> Result<GcReport> {
-        Err(ErrorKind::NotSupported.into())
+
+    /// Stores everything and ends all tasks, the session and the data layer. Nothing may be called afterwards.
+    pub async fn shutdown(&self) -> ShutdownReport {
+        let mut report = ShutdownReport::default();
+        self.read_only.store(true, Ordering::Release);
+        if self.meta.session_id().is_some() {
+            if let Err(error) = self.sync_all().await {
+                report.errors.push(error);
+            }
+            self.reap_closed().await;
+        }
+        self.tasks.end().await;
+        for inode in self.inodes.all() {
+            let bytes = inode.state().unsaved_bytes();
+            if inode.state().needs_flush() && bytes > 0 {
+                report.unsaved.push(Unsaved { ino: inode.ino, bytes });
+            }
+        }
+        if let Err(error) = self.data.close().await {
+            report.errors.push(error);
+        }
+        if let Err(error) = self.meta.close().await {
+            report.errors.push(error);
+        }
+        report
     }
+
+    /// Counts and sizes now.
     pub fn stats(&self) -> VfsStats {
-        VfsStats::default()
+        let mut stats = VfsStats::default();
+        for inode in self.inodes.all() {
+            let file = inode.state();
+            let dirty = file.dirty.data_bytes();
+            stats.dirty_bytes += dirty;
+            stats.pending_bytes += file.unsaved_bytes() - dirty;
+        }
+        (stats.files_open, stats.directories_open) = self.handles.counts();
+        stats.inodes_known = self.known.count();
+        stats.inodes_active = self.inodes.count();
+        stats.flush_failures = self.counters.flush_failures.load(Ordering::Relaxed);
+        stats.chunks_compacted = self.counters.chunks_compacted.load(Ordering::Relaxed);
+        stats.orphans_reaped = self.counters.orphans_reaped.load(Ordering::Relaxed);
+        stats.packs_deleted = self.counters.packs_deleted.load(Ordering::Relaxed);
+        stats
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        if self.is_read_only() { Err(ErrorKind::ReadOnly.into()) } else { Ok(()) }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.meta.clock().now()
     }
 }

@@ -301,6 +301,8 @@ pub struct VfsOptions {
     pub kernel_caches_writes: bool,
     /// When access times change.
     pub atime: AtimeMode,
+    /// How long a write waits for memory while nothing can be stored; `None`: for ever.
+    pub io_timeout: Option<Duration>,
     /// Longest time that written bytes stay only in memory.
     pub flush_after: Duration,
     /// Readahead window at most, in bytes; 0 turns it off.
@@ -317,6 +319,7 @@ impl Default for VfsOptions {
             access: WriteAccess::ReadWrite,
             kernel_caches_writes: false,
             atime: AtimeMode::Relatime,
+            io_timeout: Some(Duration::from_mins(5)),
             flush_after: Duration::from_secs(5),
             readahead_bytes_max: 16 << 20,
             compact_groups: 32,

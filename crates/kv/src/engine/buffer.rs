@@ -194,11 +194,6 @@ impl TxnBuffer {
         self.writes.range::<[u8], _>(range).map(|(key, _)| key.clone()).collect()
     }
 
-    /// Whether any range was cleared.
-    pub(super) fn has_cleared(&self) -> bool {
-        !self.cleared.is_empty()
-    }
-
     /// Whether `key` lies in a cleared range, leaving out the first `skip` of them.
     pub(super) fn is_cleared(&self, key: &[u8], skip: usize) -> bool {
         self.cleared[skip..].iter().any(|(begin, end)| begin[..] <= *key && *key < end[..])

@@ -40,13 +40,12 @@ struct Cursor<'a> {
 }
 
 impl Cursor<'_> {
-    /// Sees to it that the head is there, unless there is nothing left.
-    fn fill(&mut self) -> Result<()> {
+    fn peek(&mut self) -> Result<Option<&Bytes>> {
         if self.head.is_empty() && !self.exhausted {
             let chunk = self.source.scan(&self.begin, &self.end, self.direction, self.chunk)?;
             self.exhausted = chunk.exhausted;
             self.chunk = (self.chunk * 2).min(CHUNK_MAX);
-            if let (false, Some((last, _))) = (chunk.exhausted, chunk.entries.last()) {
+            if let Some((last, _)) = chunk.entries.last() {
                 match self.direction {
                     Direction::Forward => self.begin = key_after(last),
                     Direction::Reverse => self.end = last.clone(),
@@ -54,11 +53,7 @@ impl Cursor<'_> {
             }
             self.head = chunk.entries.into();
         }
-        Ok(())
-    }
-
-    fn key(&self) -> Option<&Bytes> {
-        self.head.front().map(|(key, _)| key)
+        Ok(self.head.front().map(|(key, _)| key))
     }
 }
 
@@ -79,40 +74,30 @@ struct Merge<'a> {
 impl Merge<'_> {
     fn next(&mut self) -> Result<Option<(Bytes, Bytes)>> {
         loop {
-            let Some((key, value)) = self.next_or_hidden()? else {
+            let mut first: Option<(usize, Bytes)> = None;
+            for (index, cursor) in self.cursors.iter_mut().enumerate() {
+                if let Some(key) = cursor.peek()?
+                    && first.as_ref().is_none_or(|(_, best)| precedes(self.direction, key, best))
+                {
+                    first = Some((index, key.clone()));
+                }
+            }
+            let Some((winner, key)) = first else {
                 return Ok(None);
             };
+            let mut value = None;
+            for (index, cursor) in self.cursors.iter_mut().enumerate().skip(winner) {
+                if cursor.head.front().is_some_and(|(head, _)| *head == key) {
+                    let entry = cursor.head.pop_front();
+                    if index == winner {
+                        value = entry.and_then(|(_, value)| value);
+                    }
+                }
+            }
             if let Some(value) = value {
                 return Ok(Some((key, value)));
             }
         }
-    }
-
-    fn next_or_hidden(&mut self) -> Result<Option<Change>> {
-        for cursor in &mut self.cursors {
-            cursor.fill()?;
-        }
-        let mut winner: Option<(usize, &Bytes)> = None;
-        for (index, cursor) in self.cursors.iter().enumerate() {
-            if let Some(key) = cursor.key()
-                && winner.is_none_or(|(_, best)| precedes(self.direction, key, best))
-            {
-                winner = Some((index, key));
-            }
-        }
-        let Some((winner, _)) = winner else {
-            return Ok(None);
-        };
-        let (newer, older) = self.cursors.split_at_mut(winner + 1);
-        let entry = newer.last_mut().and_then(|cursor| cursor.head.pop_front());
-        if let Some((key, _)) = &entry {
-            for cursor in older {
-                if cursor.key() == Some(key) {
-                    cursor.head.pop_front();
-                }
-            }
-        }
-        Ok(entry)
     }
 }
 
@@ -146,11 +131,7 @@ pub fn read_range(
         chunk: limit.saturating_add(1).clamp(CHUNK_MIN, CHUNK_MAX),
     };
     let mut merge = Merge { cursors: sources.iter().map(|source| cursor(*source)).collect(), direction };
-    let (mut own, has_cleared) = {
-        let buffer = buffer.lock();
-        let own: VecDeque<Bytes> = buffer.written_keys(&query.begin, &query.end).into();
-        (own, buffer.has_cleared())
-    };
+    let mut own: VecDeque<Bytes> = buffer.lock().written_keys(&query.begin, &query.end).into();
     if direction == Direction::Reverse {
         own.make_contiguous().reverse();
     }
@@ -164,16 +145,21 @@ pub fn read_range(
         };
         if own_first {
             let Some(key) = own.pop_front() else { break };
-            let stored_value = stored.take_if(|(stored_key, _)| *stored_key == key).map(|(_, value)| value);
+            let stored_value = match &stored {
+                Some((stored_key, _)) if *stored_key == key => {
+                    let value = stored.take().map(|(_, value)| value);
+                    stored = merge.next()?;
+                    value
+                }
+                _ => None,
+            };
             if let Some(value) = buffer.lock().on_top(&key, stored_value) {
                 page.entries.push((key, value));
             }
-        } else if let Some((key, value)) = stored.take()
-            && !(has_cleared && buffer.lock().is_cleared(&key, 0))
-        {
-            page.entries.push((key, value));
-        }
-        if stored.is_none() && page.entries.len() <= limit {
+        } else if let Some((key, value)) = stored.take() {
+            if !buffer.lock().is_cleared(&key, 0) {
+                page.entries.push((key, value));
+            }
             stored = merge.next()?;
         }
     }

@@ -1,0 +1,231 @@
+//! Attributes: the metadata's, brought up to date by what is known of files in memory.
+
+use super::handle::{Found, InodeRef, Reach};
+use super::inode::{Fresh, SetIds};
+use super::request::{AtimeMode, Fh, Statfs};
+use super::{Vfs, WriteAccess};
+use crate::meta::{Membership, SetattrArgs};
+use crate::types::{Attr, Caller, ErrorKind, Ino, Kind, NAME_BYTES_MAX, Result, SetAttr, SetTime, Timestamp};
+
+/// What a volume without limits says is free, in bytes: 1 PiB.
+const FREE_WITHOUT_LIMIT: u64 = 1 << 50;
+/// The same in inodes.
+const INODES_FREE_WITHOUT_LIMIT: u64 = 1 << 31;
+/// An access time older than this is updated in any case (relatime), in seconds.
+const RELATIME_SECS: i64 = 24 * 60 * 60;
+
+impl Vfs {
+    /// The attributes of an inode (stat(2)).
+    ///
+    /// # Errors
+    /// `Stale` when there is no such inode.
+    pub async fn getattr(&self, ino: Ino) -> Result<Attr> {
+        // State that exists now stays the truth: it is looked up before the metadata is read.
+        let inode = self.inodes.get(ino);
+        let retired = self.inodes.retired();
+        let attr = self.meta.getattr(ino).await?;
+        match inode {
+            Some(inode) => {
+                let mut attr = attr;
+                inode.state().refresh(&mut attr);
+                Ok(attr)
+            }
+            None => self.current(attr, retired).await,
+        }
+    }
+
+    /// Brings attributes that were just read from the metadata up to date. `retired` is what the table said before.
+    pub(super) async fn current(&self, mut attr: Attr, mut retired: u64) -> Result<Attr> {
+        loop {
+            if attr.kind != Kind::File {
+                return Ok(attr);
+            }
+            if let Some(inode) = self.inodes.get(attr.ino) {
+                inode.state().refresh(&mut attr);
+                return Ok(attr);
+            }
+            // Without state, the metadata is the truth, unless state went away since it was read.
+            let now = self.inodes.retired();
+            if now == retired {
+                return Ok(attr);
+            }
+            retired = now;
+            attr = self.meta.getattr(attr.ino).await?;
+        }
+    }
+
+    /// The state of a regular file, made if it is not in memory.
+    ///
+    /// # Errors
+    /// `Stale` without such an inode; `IsDirectory`, `Invalid` for what has no contents.
+    pub(super) async fn inode(&self, ino: Ino) -> Result<InodeRef> {
+        loop {
+            let absent = match self.inodes.find(ino) {
+                Found::Here(inode) => return Ok(inode),
+                Found::Absent(absent) => absent,
+            };
+            let attr = self.meta.getattr(ino).await?;
+            check_contents(attr.kind)?;
+            if let Some(inode) = self.inodes.insert(&attr, absent) {
+                return Ok(inode);
+            }
+        }
+    }
+
+    /// Changes attributes (chmod(2), chown(2), utimensat(2), truncate(2)).
+    ///
+    /// # Errors
+    /// `ReadOnly`; `NotPermitted` where inode flags forbid it; those of truncate; `Stale`.
+    pub async fn setattr(&self, caller: &Caller, ino: Ino, set: SetAttr, fh: Option<Fh>) -> Result<Attr> {
+        self.check_writable()?;
+        let Some(size) = set.size else { return self.set_attributes(caller, ino, set).await };
+        let inode = match fh.and_then(|fh| self.handles.file(fh).ok()) {
+            Some(handle) if handle.inode.ino == ino => handle.inode.clone(),
+            Some(_) | None => self.inode(ino).await?,
+        };
+        let mut attr = self.truncate(&inode, size, &set).await?;
+        // A truncate sets the times itself; other attributes may come with it in one request.
+        let rest = SetAttr { size: None, kill_suid_sgid: false, ctime: None, mtime: None, ..set };
+        if rest != SetAttr::default() {
+            attr = self.set_attributes(caller, ino, SetAttr { ctime: set.ctime, ..rest }).await?;
+        }
+        inode.state().refresh(&mut attr);
+        Ok(attr)
+    }
+
+    async fn set_attributes(&self, caller: &Caller, ino: Ino, mut set: SetAttr) -> Result<Attr> {
+        let retired = self.inodes.retired();
+        let args = |set| SetattrArgs { ino, set, caller, membership: Membership::CheckedByKernel };
+        let Some(inode) = self.inodes.get(ino) else {
+            let attr = self.meta.setattr(args(&set)).await?;
+            return self.current(attr, retired).await;
+        };
+        // A commit must not bring back an mtime from before this change.
+        let _gate = inode.flush_gate.lock().await;
+        {
+            let mut state = inode.state();
+            if let Some(mtime) = state.mtime
+                && !mtime.committed
+                && set.mtime.is_none()
+            {
+                set.mtime = Some(SetTime::To(mtime.time));
+            }
+            if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
+                state.set_ids = SetIds::Perhaps;
+            }
+        }
+        let before = inode.state().mtime;
+        let mut attr = self.meta.setattr(args(&set)).await?;
+        let mut state = inode.state();
+        // A write that came meanwhile is newer.
+        let same =
+            |a: Option<Fresh>, b: Option<Fresh>| a.map(|fresh| fresh.time) == b.map(|fresh| fresh.time);
+        if same(before, state.mtime) {
+            state.mtime = Some(Fresh { time: attr.mtime, committed: true });
+        }
+        if set.atime.is_some() {
+            state.atime = None;
+        }
+        state.refresh(&mut attr);
+        Ok(attr)
+    }
+
+    /// Whether the caller may go on with `mask` (access(2)); the kernel has checked the permission bits.
+    ///
+    /// # Errors
+    /// `ReadOnly` for writing (`W_OK`, 2) on a read-only mount; `Stale`.
+    pub async fn access(&self, caller: &Caller, ino: Ino, mask: u32) -> Result<()> {
+        const W_OK: u32 = 2;
+        let _ = caller;
+        let attr = self.meta.getattr(ino).await?;
+        let stored = matches!(attr.kind, Kind::File | Kind::Directory | Kind::Symlink);
+        if mask & W_OK != 0 && stored { self.check_writable() } else { Ok(()) }
+    }
+
+    /// Sizes of the volume (statfs(2)); dirty bytes count as used.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub async fn statfs(&self) -> Result<Statfs> {
+        let stored = self.meta.statfs().await?;
+        let reserved = self.reserved_bytes.load(std::sync::atomic::Ordering::Relaxed);
+        let bytes_used = stored.used_bytes.saturating_add(reserved);
+        let total = |limit: Option<u64>, used: u64, free: u64| limit.unwrap_or(used.saturating_add(free));
+        let bytes_total = total(stored.capacity, bytes_used, FREE_WITHOUT_LIMIT);
+        let inodes_total = total(stored.inodes_max, stored.inodes_used, INODES_FREE_WITHOUT_LIMIT);
+        Ok(Statfs {
+            block_bytes: 4096,
+            bytes_total,
+            bytes_free: bytes_total.saturating_sub(bytes_used),
+            inodes_total,
+            inodes_free: inodes_total.saturating_sub(stored.inodes_used),
+            name_bytes_max: u32::try_from(NAME_BYTES_MAX).unwrap_or(u32::MAX),
+        })
+    }
+
+    /// Notes a read of a file for its access time (relatime): at most one look at the attributes between two writes.
+    pub(super) async fn accessed_file(&self, inode: &InodeRef) -> Result<()> {
+        if self.options.atime == AtimeMode::Noatime || self.is_read_only() {
+            return Ok(());
+        }
+        {
+            let mut state = inode.state();
+            if state.atime_checked {
+                return Ok(());
+            }
+            state.atime_checked = true;
+        }
+        let mut attr = self.meta.getattr(inode.ino).await?;
+        let now = self.now();
+        let newly = {
+            let mut state = inode.state();
+            state.refresh(&mut attr);
+            let due = atime_is_due(&attr, now);
+            if due {
+                state.atime = Some(Fresh { time: now, committed: false });
+            }
+            due && !std::mem::replace(&mut state.listed, true)
+        };
+        if newly {
+            self.flusher.list(inode.clone());
+        }
+        Ok(())
+    }
+
+    /// Notes a read of a directory or a symbolic link for its access time.
+    pub(super) async fn accessed_other(&self, attr: &Attr) -> Result<()> {
+        let now = self.now();
+        if self.options.atime == AtimeMode::Relatime && !self.is_read_only() && atime_is_due(attr, now) {
+            self.meta.touch_atime(attr.ino, now).await?;
+        }
+        Ok(())
+    }
+
+    /// The kernel gives up `count` lookups of `ino`.
+    pub fn forget(&self, ino: Ino, count: u64) {
+        if self.known.forget(ino, count) == Reach::Unreachable {
+            self.collector.reap_later(ino);
+        }
+    }
+
+    /// Access as it was asked for at mount time or by the last remount.
+    pub fn write_access(&self) -> WriteAccess {
+        if self.is_read_only() { WriteAccess::ReadOnly } else { WriteAccess::ReadWrite }
+    }
+}
+
+fn atime_is_due(attr: &Attr, now: Timestamp) -> bool {
+    attr.atime <= attr.mtime
+        || attr.atime <= attr.ctime
+        || now.secs.saturating_sub(attr.atime.secs) >= RELATIME_SECS
+}
+
+fn check_contents(kind: Kind) -> Result<()> {
+    match kind {
+        Kind::File => Ok(()),
+        Kind::Directory => Err(ErrorKind::IsDirectory.into()),
+        Kind::Symlink | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {
+            Err(ErrorKind::Invalid.into())
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! What nobody needs any more: orphans that nobody knows, packs without live bytes, packs that no metadata ever named,
+//! and space in packs that are mostly dead.
+//!
+//! Nothing is decided by the clock. An orphan is reaped when the kernel has forgotten it and no handle is left. A pack's
+//! object is deleted after its record was removed in a transaction that read its live bytes as 0, and never while a
+//! batch pins it (a batch may be about to name it) or the data layer still fills it. A reader that meets a deleted pack
+//! resolves its file again. Packs without a record are garbage if their session has ended.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use futures::TryStreamExt as _;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::Vfs;
+use super::handle::{InodeRef, Reach};
+use super::inode::Chunk;
+use super::request::GcReport;
+use crate::meta::PackInfo;
+use crate::types::{ChunkIndex, ErrorKind, Ino, PackId, Result};
+
+/// Orphans that are reaped together.
+const REAP_PAGE: usize = 128;
+/// Records of packs that are read at a time.
+const PACKS_PAGE: usize = 1024;
+/// A pack is mostly dead when less than one part in so many is alive.
+const LIVE_PART: u64 = 4;
+/// Mostly dead packs that one round rewrites; more wait for the next.
+const REWRITES_MAX: usize = 4;
+/// Chunks that wait to be compacted; more are found again when they are read.
+const COMPACTIONS_MAX: usize = 4096;
+
+/// Work for the background.
+#[derive(Debug)]
+pub(super) struct Collector {
+    orphans: Mutex<Vec<Ino>>,
+    garbage: Mutex<Garbage>,
+    chunks: Mutex<Chunks>,
+    wake: Notify,
+    /// Held by a round of collection, so that there is one at a time.
+    round: tokio::sync::Mutex<()>,
+}
+
+/// Packs of this session that were stored for nothing.
+#[derive(Debug, Default)]
+struct Garbage {
+    fresh: Vec<PackId>,
+    /// Known since the last round.
+    ripe: Vec<PackId>,
+}
+
+#[derive(Debug, Default)]
+struct Chunks {
+    queue: VecDeque<(Ino, ChunkIndex)>,
+    queued: HashSet<(Ino, ChunkIndex)>,
+}
+
+impl Collector {
+    pub(super) fn new() -> Collector {
+        Collector {
+            orphans: Mutex::default(),
+            garbage: Mutex::default(),
+            chunks: Mutex::default(),
+            wake: Notify::new(),
+            round: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Nobody knows this orphan any more.
+    pub(super) fn reap_later(&self, ino: Ino) {
+        self.orphans.lock().push(ino);
+        self.wake.notify_one();
+    }
+
+    /// These packs were never named, and nothing is about to name them.
+    pub(super) fn delete_later(&self, packs: Vec<PackId>) {
+        self.garbage.lock().fresh.extend(packs);
+    }
+
+    fn compact_later(&self, ino: Ino, chunk: ChunkIndex) {
+        let mut chunks = self.chunks.lock();
+        if chunks.queue.len() < COMPACTIONS_MAX && chunks.queued.insert((ino, chunk)) {
+            chunks.queue.push_back((ino, chunk));
+            self.wake.notify_one();
+        }
+    }
+
+    fn next_chunk(&self) -> Option<(Ino, ChunkIndex)> {
+        let mut chunks = self.chunks.lock();
+        let next = chunks.queue.pop_front()?;
+        chunks.queued.remove(&next);
+        Some(next)
+    }
+}
+
+impl Vfs {
+    /// Starts the task that collects garbage; it begins with what a crash left behind.
+    pub(super) fn start_collector(self: &Arc<Vfs>) {
+        let vfs = Arc::downgrade(self);
+        let interval = self.options.gc_interval;
+        self.tasks.spawn(async move {
+            if let Some(vfs) = vfs.upgrade()
+                && let Err(error) = vfs.reap_left_behind().await
+            {
+                tracing::warn!(%error, "could not remove what an earlier session left behind");
+            }
+            let mut rounds = tokio::time::interval(interval);
+            rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            // The first tick comes at once.
+            rounds.tick().await;
+            // The store is listed once, for what a crash left in it.
+            let mut thoroughness = Thoroughness::Everything;
+            loop {
+                let Some(vfs) = vfs.upgrade() else { return };
+                let due = tokio::select! {
+                    () = vfs.collector.wake.notified() => false,
+                    _ = rounds.tick() => true,
+                };
+                vfs.reap_closed().await;
+                vfs.compact_queued().await;
+                if !due || vfs.is_read_only() {
+                    continue;
+                }
+                vfs.sweep_inodes();
+                vfs.delete_garbage().await;
+                match vfs.collect(thoroughness).await {
+                    Ok(_) => thoroughness = Thoroughness::Routine,
+                    Err(error) => tracing::warn!(%error, "could not collect garbage, will try again"),
+                }
+            }
+        });
+    }
+
+    /// Collects everything that can be collected now, what earlier sessions left in the store included.
+    ///
+    /// # Errors
+    /// `Io` when a store failed; what was done stays done.
+    pub async fn gc(&self) -> Result<GcReport> {
+        self.check_writable()?;
+        let reaped = self.reap_closed().await + self.reap_left_behind().await?;
+        self.delete_garbage().await;
+        let mut report = self.collect(Thoroughness::Everything).await?;
+        report.orphans_reaped = reaped;
+        Ok(report)
+    }
+
+    /// Reaps orphans that nobody knows any more; returns how many.
+    pub(super) async fn reap_closed(&self) -> u64 {
+        let mut reaped = 0;
+        loop {
+            let inos: Vec<Ino> = {
+                let mut orphans = self.collector.orphans.lock();
+                let count = orphans.len().min(REAP_PAGE);
+                orphans.drain(..count).collect()
+            };
+            if inos.is_empty() {
+                return reaped;
+            }
+            let mut unknown = Vec::with_capacity(inos.len());
+            for ino in inos {
+                // Somebody may have found it just before it lost its name; then it is reaped when that is over.
+                if self.known.is_known(ino) && self.known.orphaned(ino) == Reach::Known {
+                    continue;
+                }
+                if let Some(inode) = self.inodes.get(ino) {
+                    self.discard(&inode).await;
+                }
+                unknown.push(ino);
+            }
+            match self.meta.reap(&unknown).await {
+                Ok(done) => reaped += done.inodes,
+                Err(error) => {
+                    tracing::warn!(%error, "could not remove unlinked files, will try again");
+                    self.collector.orphans.lock().extend(unknown);
+                    return reaped;
+                }
+            }
+            self.counters.orphans_reaped.fetch_add(unknown.len() as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Reaps orphans that ended sessions referred to.
+    async fn reap_left_behind(&self) -> Result<u64> {
+        let mut reaped = 0;
+        let mut after = None;
+        loop {
+            let page = self.meta.orphans(after, REAP_PAGE).await?;
+            let inos: Vec<Ino> =
+                page.items.iter().copied().filter(|ino| !self.known.is_known(*ino)).collect();
+            reaped += self.meta.reap(&inos).await?.inodes;
+            after = page.items.last().copied();
+            if !page.more || after.is_none() {
+                return Ok(reaped);
+            }
+        }
+    }
+
+    /// Drops the state of inodes that nobody uses and that was kept by a race.
+    fn sweep_inodes(&self) {
+        drop(self.inodes.all());
+    }
+
+    /// Deletes packs of this session that were stored for nothing. Each waits one round, so that whoever was just given
+    /// a place in it has pinned it.
+    async fn delete_garbage(&self) {
+        let garbage = {
+            let mut garbage = self.collector.garbage.lock();
+            let ripe = std::mem::take(&mut garbage.ripe);
+            garbage.ripe = std::mem::take(&mut garbage.fresh);
+            ripe
+        };
+        for pack in &garbage {
+            // Nobody will name it; from here on it is not listed as waiting for that if it is stored.
+            if !self.flusher.is_pinned(*pack) {
+                self.data.committed(*pack);
+            }
+        }
+        let uncommitted: HashSet<PackId> = self.data.uncommitted().into_iter().collect();
+        let (waiting, deletable): (Vec<PackId>, Vec<PackId>) = garbage
+            .into_iter()
+            .filter(|pack| !self.flusher.is_pinned(*pack))
+            .partition(|pack| uncommitted.contains(pack));
+        self.collector.garbage.lock().fresh.extend(waiting);
+        if let Err(error) = self.delete_packs(&deletable).await {
+            tracing::warn!(%error, "could not delete packs, a later session will");
+        }
+    }
+
+    async fn delete_packs(&self, packs: &[PackId]) -> Result<()> {
+        if packs.is_empty() {
+            return Ok(());
+        }
+        self.data.delete_packs(packs).await?;
+        self.counters.packs_deleted.fetch_add(packs.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Deletes dead packs and rewrites mostly dead ones.
+    async fn collect(&self, thoroughness: Thoroughness) -> Result<GcReport> {
+        let _round = self.collector.round.lock().await;
+        let mut report = GcReport::default();
+        let unnamed = match thoroughness {
+            Thoroughness::Routine => Vec::new(),
+            // Listed before the records are read: what is named meanwhile is found there.
+            Thoroughness::Everything => self.packs_of_ended_sessions().await?,
+        };
+        let mut named = HashSet::new();
+        let mut mostly_dead = Vec::new();
+        let mut after = None;
+        loop {
+            let page = self.meta.packs(after, PACKS_PAGE).await?;
+            self.drop_dead(&page.items, &mut report).await?;
+            mostly_dead.extend(page.items.iter().filter(|pack| is_mostly_dead(pack)).copied());
+            if thoroughness == Thoroughness::Everything {
+                named.extend(page.items.iter().map(|pack| pack.pack));
+            }
+            after = page.items.last().map(|pack| pack.pack);
+            if !page.more || after.is_none() {
+                break;
+            }
+        }
+        let garbage: Vec<PackId> = unnamed.into_iter().filter(|pack| !named.contains(pack)).collect();
+        self.delete_packs(&garbage).await?;
+        report.packs_unnamed = garbage.len() as u64;
+        for pack in mostly_dead.into_iter().take(REWRITES_MAX) {
+            if !self.is_in_use(pack.pack) {
+                report.chunks_rewritten += self.rewrite_pack(pack.pack).await?;
+            }
+        }
+        Ok(report)
+    }
+
+    /// Deletes those of `packs` that hold nothing alive.
+    async fn drop_dead(&self, packs: &[PackInfo], report: &mut GcReport) -> Result<()> {
+        let uncommitted: HashSet<PackId> = self.data.uncommitted().into_iter().collect();
+        let dead = |pack: &&PackInfo| {
+            pack.live_bytes <= 0 && !uncommitted.contains(&pack.pack) && !self.flusher.is_pinned(pack.pack)
+        };
+        let dead: Vec<PackInfo> = packs.iter().filter(dead).copied().collect();
+        let ids: Vec<PackId> = dead.iter().map(|pack| pack.pack).collect();
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let dropped = self.meta.drop_packs(&ids).await?;
+        self.delete_packs(&dropped).await?;
+        report.packs_deleted += dropped.len() as u64;
+        let freed = dead.iter().filter(|pack| dropped.contains(&pack.pack));
+        report.bytes_freed += freed.map(|pack| pack.stored_bytes).sum::<u64>();
+        Ok(())
+    }
+
+    fn is_in_use(&self, pack: PackId) -> bool {
+        self.flusher.is_pinned(pack) || self.data.uncommitted().contains(&pack)
+    }
+
+    async fn packs_of_ended_sessions(&self) -> Result<Vec<PackId>> {
+        let live: HashSet<_> = self.meta.sessions().await?.into_iter().map(|session| session.id).collect();
+        let own = self.meta.session_id();
+        self.data
+            .list_packs()
+            .try_filter_map(|pack| {
+                let session = pack.pack.session();
+                let ended = !live.contains(&session) && own != Some(session);
+                futures::future::ready(Ok(ended.then_some(pack.pack)))
+            })
+            .try_collect()
+            .await
+    }
+
+    /// Moves what is alive in a pack elsewhere, as far as its footer tells where that is; returns chunks rewritten.
+    async fn rewrite_pack(&self, pack: PackId) -> Result<u64> {
+        let entries = match self.data.pack_footer(pack).await {
+            Ok(entries) => entries,
+            Err(error) if error.kind == ErrorKind::Stale => return Ok(0),
+            Err(error) => return Err(error),
+        };
+        let mut chunks: Vec<(Ino, ChunkIndex)> =
+            entries.iter().map(|entry| (entry.ino, entry.chunk)).collect();
+        chunks.sort_unstable();
+        chunks.dedup();
+        let mut rewritten = 0;
+        for (ino, chunk) in chunks {
+            match self.compact_chunk(ino, chunk, Some(pack)).await {
+                Ok(true) => rewritten += 1,
+                Ok(false) => {}
+                // The file is gone, or was changed meanwhile: its bytes will be found again if they stay.
+                Err(error) if error.kind == ErrorKind::Stale => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(rewritten)
+    }
+
+    /// Has a chunk compacted if it is made of too many slices.
+    pub(super) fn compact_if_many(&self, inode: &InodeRef, index: ChunkIndex, chunk: &Chunk) {
+        if chunk.groups >= self.options.compact_groups.max(2) && !self.is_read_only() {
+            self.collector.compact_later(inode.ino, index);
+        }
+    }
+
+    async fn compact_queued(&self) {
+        while let Some((ino, chunk)) = self.collector.next_chunk() {
+            match self.compact_chunk(ino, chunk, None).await {
+                Ok(_) => {}
+                Err(error) if error.kind == ErrorKind::Stale => {}
+                Err(error) => {
+                    tracing::warn!(ino = ino.0, chunk = chunk.0, %error, "could not compact a chunk");
+                    return;
+                }
+            }
+            self.reap_closed().await;
+        }
+    }
+}
+
+/// How much a round of collection looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Thoroughness {
+    /// The records of packs.
+    Routine,
+    /// The objects in the store too.
+    Everything,
+}
+
+fn is_mostly_dead(pack: &PackInfo) -> bool {
+    u64::try_from(pack.live_bytes).is_ok_and(|live| live > 0 && live < pack.stored_bytes / LIVE_PART)
+}

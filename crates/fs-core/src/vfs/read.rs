@@ -1,0 +1,240 @@
+//! Reading: dirty bytes over batches over committed extents, zeros where nothing is, up to the length.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+
+use super::Vfs;
+use super::dirty::{PackedPart, Part};
+use super::handle::{FileHandle, InodeRef};
+use super::inode::{Chunk, within};
+use super::request::{AccessMode, Fh, Whence};
+use crate::data::{Pressure, ReadHint, ReadRange, overlay};
+use crate::types::{CHUNK_BYTES, ChunkIndex, Error, ErrorKind, Ino, Result};
+
+/// Times that a reader resolves a file again because its packs were compacted away.
+const RESOLVES_MAX: u32 = 3;
+
+impl Vfs {
+    /// Reads up to `len` bytes (pread(2)); fewer only at the end of the file. No copy when the bytes lie in one block.
+    ///
+    /// # Errors
+    /// `BadHandle` unless open for reading; `Io` when bytes could not be fetched or are damaged.
+    pub async fn read(&self, ino: Ino, fh: Fh, offset: u64, len: u32) -> Result<Bytes> {
+        let handle = self.handles.file(fh)?;
+        if handle.inode.ino != ino {
+            return Err(ErrorKind::BadHandle.into());
+        }
+        // A kernel that caches writes reads through descriptors that are open for writing only, to fill pages.
+        if handle.flags.access == AccessMode::Write && !self.options.kernel_caches_writes {
+            return Err(ErrorKind::BadHandle.into());
+        }
+        self.accessed_file(&handle.inode).await?;
+        self.read_ahead(&handle, offset, u64::from(len)).await?;
+        self.read_range(&handle.inode, offset, u64::from(len), ReadHint::Normal).await
+    }
+
+    /// Bytes of a file, up to its length.
+    pub(super) async fn read_range(
+        &self,
+        inode: &InodeRef,
+        offset: u64,
+        len: u64,
+        hint: ReadHint,
+    ) -> Result<Bytes> {
+        let mut resolves = 0;
+        loop {
+            let parts = self.resolve(inode, offset, len).await?;
+            match self.fetch(parts, offset, hint).await {
+                Err(error) if error.kind == ErrorKind::Stale => {
+                    resolves += 1;
+                    if resolves > RESOLVES_MAX {
+                        let text = format!("a pack of inode {} at byte {offset} is missing", inode.ino);
+                        return Err(Error::new(ErrorKind::Io, text).with_source(error));
+                    }
+                    inode.state().committed_changed();
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// What the bytes of a range are, at one moment; the range ends at the file's length.
+    async fn resolve(&self, inode: &InodeRef, offset: u64, len: u64) -> Result<Vec<(u64, Part)>> {
+        loop {
+            let missing = {
+                let state = inode.state();
+                let end = offset.saturating_add(len).min(state.length);
+                if offset >= end {
+                    return Ok(Vec::new());
+                }
+                match state.parts(offset..end) {
+                    Ok(parts) => return Ok(parts),
+                    Err(missing) => missing,
+                }
+            };
+            self.load_chunk(inode, missing).await?;
+        }
+    }
+
+    /// The resolved extents of a committed chunk, from memory or the metadata.
+    pub(super) async fn load_chunk(&self, inode: &InodeRef, index: ChunkIndex) -> Result<Arc<Chunk>> {
+        loop {
+            let version = {
+                let state = inode.state();
+                if let Some(chunk) = state.chunk(index) {
+                    return Ok(chunk);
+                }
+                if index.start() >= state.committed_length {
+                    return Ok(Arc::new(Chunk { overlay: overlay(&[]), groups: 0 }));
+                }
+                state.version
+            };
+            let groups = self.meta.chunk(inode.ino, index).await?;
+            let chunk = Arc::new(Chunk { overlay: overlay(&groups), groups: groups.len() });
+            if inode.state().cache_chunk(index, Arc::clone(&chunk), version) {
+                self.compact_if_many(inode, index, &chunk);
+                return Ok(chunk);
+            }
+        }
+    }
+
+    /// Brings the bytes of parts that follow each other from `offset` on together.
+    async fn fetch(&self, mut parts: Vec<(u64, Part)>, offset: u64, hint: ReadHint) -> Result<Bytes> {
+        if parts.len() <= 1 {
+            return match parts.pop() {
+                None => Ok(Bytes::new()),
+                Some((_, Part::Bytes(bytes))) => Ok(bytes),
+                Some((_, Part::Packed(PackedPart { run, offset_in_run, len }))) => {
+                    self.data.read(&run, offset_in_run, len, hint).await
+                }
+                Some((_, Part::Zeros(len))) => Ok(BytesMut::zeroed(buffer_len(len)?).freeze()),
+            };
+        }
+        let ranges: Vec<ReadRange> = parts
+            .iter()
+            .filter_map(|(_, part)| match part {
+                Part::Packed(PackedPart { run, offset_in_run, len }) => {
+                    Some(ReadRange { run: Arc::clone(run), offset_in_run: *offset_in_run, len: *len })
+                }
+                Part::Zeros(_) | Part::Bytes(_) => None,
+            })
+            .collect();
+        let mut fetched = if ranges.is_empty() {
+            Vec::new().into_iter()
+        } else {
+            self.data.read_many(&ranges, hint).await?.into_iter()
+        };
+        let total = parts.iter().map(|(_, part)| part.len()).sum();
+        let mut buffer = BytesMut::zeroed(buffer_len(total)?);
+        for (at, part) in parts {
+            let from = buffer_len(at - offset)?;
+            let to = from + buffer_len(part.len())?;
+            match part {
+                Part::Zeros(_) => {}
+                Part::Bytes(bytes) => buffer[from..to].copy_from_slice(&bytes),
+                Part::Packed(_) => {
+                    let pieces = fetched.next().ok_or(ErrorKind::Io)?;
+                    pieces.copy_to(&mut buffer[from..to]);
+                }
+            }
+        }
+        Ok(buffer.freeze())
+    }
+
+    /// Starts to fetch what a sequential reader will ask for.
+    async fn read_ahead(&self, handle: &FileHandle, offset: u64, len: u64) -> Result<()> {
+        let window_max = match self.memory.pressure() {
+            Pressure::Normal => self.options.readahead_bytes_max,
+            Pressure::High => 0,
+        };
+        let ahead = handle.readahead.lock().advance(offset, len, window_max);
+        let Some(range) = ahead else { return Ok(()) };
+        let parts = self.resolve(&handle.inode, range.start, range.end - range.start).await?;
+        let ranges: Vec<ReadRange> = parts
+            .into_iter()
+            .filter_map(|(_, part)| match part {
+                Part::Packed(PackedPart { run, offset_in_run, len }) => {
+                    Some(ReadRange { run, offset_in_run, len })
+                }
+                Part::Zeros(_) | Part::Bytes(_) => None,
+            })
+            .collect();
+        if !ranges.is_empty() {
+            self.data.prefetch(&ranges);
+        }
+        Ok(())
+    }
+
+    /// Data bytes of the committed chunks within `range`.
+    pub(super) async fn committed_bytes_in(&self, inode: &InodeRef, range: Range<u64>) -> Result<u64> {
+        let committed = inode.state().committed_length;
+        let range = range.start..range.end.min(committed);
+        let mut bytes = 0;
+        let mut offset = range.start;
+        while offset < range.end {
+            let index = ChunkIndex::of(offset);
+            let end = range.end.min(index.start() + CHUNK_BYTES);
+            let chunk = self.load_chunk(inode, index).await?;
+            bytes += chunk.overlay.data_bytes_in(within(index, offset)..within(index, end));
+            offset = end;
+        }
+        Ok(bytes)
+    }
+
+    /// The next data or hole at or after `offset` (lseek(2) with `SEEK_DATA`, `SEEK_HOLE`). Bytes that are written and
+    /// not stored yet are data.
+    ///
+    /// # Errors
+    /// `NoSuchAddress` (ENXIO) at or beyond the end, and for data when only a hole follows.
+    pub async fn lseek(&self, ino: Ino, fh: Fh, offset: u64, whence: Whence) -> Result<u64> {
+        let handle = self.handles.file(fh)?;
+        let inode = &handle.inode;
+        if inode.ino != ino {
+            return Err(ErrorKind::BadHandle.into());
+        }
+        let length = inode.state().length;
+        if offset >= length {
+            return Err(ErrorKind::NoSuchAddress.into());
+        }
+        let mut position = offset;
+        while position < length {
+            let index = ChunkIndex::of(position);
+            let end = (index.start() + CHUNK_BYTES).min(length);
+            for (start, part) in self.resolve(inode, position, end - position).await? {
+                let is_data = !matches!(part, Part::Zeros(_));
+                if is_data == (whence == Whence::Data) {
+                    return Ok(start);
+                }
+            }
+            position = self.next_touched(inode, end).await?;
+            if whence == Whence::Hole && position > end {
+                return Ok(end);
+            }
+        }
+        match whence {
+            Whence::Data => Err(ErrorKind::NoSuchAddress.into()),
+            Whence::Hole => Ok(length),
+        }
+    }
+
+    /// Where the next chunk begins that may hold data, at or after the chunk boundary `from`: skips the empty ones of
+    /// a sparse file.
+    async fn next_touched(&self, inode: &InodeRef, from: u64) -> Result<u64> {
+        let uncommitted = {
+            let state = inode.state();
+            let batches = state.batches.iter().map(|batch| &batch.pieces);
+            let next = |pieces: &super::dirty::PieceMap| pieces.next_data(from);
+            std::iter::once(&state.dirty).chain(batches).filter_map(next).min()
+        };
+        let page = self.meta.chunks(inode.ino, ChunkIndex::of(from), 1).await?;
+        let committed = page.items.first().map(|(index, _)| index.start());
+        let next = [uncommitted, committed].into_iter().flatten().min();
+        Ok(next.map_or(u64::MAX, |next| ChunkIndex::of(next.max(from)).start().max(from)))
+    }
+}
+
+fn buffer_len(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes).map_err(|_| ErrorKind::NoMemory.into())
+}

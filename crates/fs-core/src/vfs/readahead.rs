@@ -1,0 +1,118 @@
+//! When to fetch what will probably be read next.
+//!
+//! Pure: one [`Readahead`] a handle tells sequential streams apart (a few at a time, as when several threads read one
+//! file) and says which range to bring into the cache. The window doubles while the stream goes on.
+
+use std::ops::Range;
+
+/// Streams that one handle is followed in.
+const STREAMS: usize = 4;
+/// The first window of a stream.
+const WINDOW_MIN: u64 = 512 << 10;
+/// A read so far before or after the expected place still belongs to the stream: the kernel's own readahead and
+/// several threads reorder requests.
+const SLACK: u64 = 1 << 20;
+
+/// Streams of one handle.
+#[derive(Debug, Default)]
+pub(super) struct Readahead {
+    streams: Vec<Stream>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Stream {
+    /// Where the next read is expected.
+    next: u64,
+    /// Until where has been asked for.
+    ahead: u64,
+    window: u64,
+}
+
+impl Readahead {
+    /// Notes a read and returns what to prefetch, if anything. `window_max` 0 turns it off.
+    pub(super) fn advance(&mut self, offset: u64, len: u64, window_max: u64) -> Option<Range<u64>> {
+        if window_max == 0 || len == 0 {
+            return None;
+        }
+        let end = offset + len;
+        let near = |s: &Stream| offset <= s.next + SLACK && end + SLACK > s.next;
+        let Some(index) = self.streams.iter().position(near) else {
+            if self.streams.len() == STREAMS {
+                self.streams.remove(0);
+            }
+            // Only a read of the beginning is taken for the start of a stream at once.
+            let window = if offset == 0 { WINDOW_MIN } else { 0 };
+            self.streams.push(Stream { next: end, ahead: end, window });
+            let stream = self.streams.last_mut()?;
+            return stream.extend(window_max);
+        };
+        let mut stream = self.streams.remove(index);
+        let forward = end > stream.next;
+        stream.next = stream.next.max(end);
+        stream.ahead = stream.ahead.max(stream.next);
+        if forward && stream.ahead - stream.next <= stream.window / 2 {
+            stream.window = (stream.window * 2).clamp(WINDOW_MIN, window_max.max(WINDOW_MIN));
+        }
+        let range = stream.extend(window_max);
+        self.streams.push(stream);
+        range
+    }
+}
+
+impl Stream {
+    /// Asks for the rest of the window when half of it has been read.
+    fn extend(&mut self, window_max: u64) -> Option<Range<u64>> {
+        let window = self.window.min(window_max);
+        if window == 0 || self.ahead - self.next > window / 2 {
+            return None;
+        }
+        let range = self.ahead..self.next + window;
+        self.ahead = range.end.max(self.ahead);
+        (!range.is_empty()).then_some(range)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAX: u64 = 16 << 20;
+
+    #[test]
+    fn a_sequential_stream_is_fetched_once_with_growing_windows() {
+        let mut readahead = Readahead::default();
+        let mut ahead = 128 << 10;
+        let mut largest = 0;
+        for i in 0..1024u64 {
+            if let Some(range) = readahead.advance(i * (128 << 10), 128 << 10, MAX) {
+                assert_eq!(range.start, ahead);
+                largest = largest.max(range.end - (i + 1) * (128 << 10));
+                ahead = range.end;
+            }
+        }
+        assert_eq!(largest, MAX);
+    }
+
+    #[test]
+    fn random_reads_fetch_nothing() {
+        let mut readahead = Readahead::default();
+        for i in 1..100u64 {
+            assert_eq!(readahead.advance(i * 7919 % 100 * (10 << 20) + 4096, 4096, MAX), None);
+        }
+    }
+
+    #[test]
+    fn several_streams_keep_their_windows() {
+        let mut readahead = Readahead::default();
+        let mut fetched = [0; 3];
+        for i in 0..64u64 {
+            for (stream, fetched) in fetched.iter_mut().enumerate() {
+                let base = stream as u64 * (1 << 30);
+                if readahead.advance(base + i * (128 << 10), 128 << 10, MAX).is_some() {
+                    *fetched += 1;
+                }
+            }
+        }
+        assert!(fetched.iter().all(|count| *count > 3), "{fetched:?}");
+    }
+}

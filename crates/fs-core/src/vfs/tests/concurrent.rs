@@ -1,0 +1,119 @@
+//! Readers, writers, truncations and flushes at the same time; limits on memory.
+
+use super::*;
+
+/// Every block of the file holds one byte only, however many write it at the same time: a read of one block sees one
+/// write or another, never a mixture, and never what was there before both.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn reads_see_whole_writes_while_everything_happens() {
+    const BLOCK: u64 = 8192;
+    const BLOCKS: u64 = 64;
+    let mut world = World::new().await;
+    world.options.flush_after = Duration::from_millis(5);
+    world.options.compact_groups = 4;
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    write(&vfs, file, 0, vec![1; usize::try_from(BLOCK * BLOCKS).unwrap()]).await.unwrap();
+    let mut tasks = Vec::new();
+    for writer in 0..3u64 {
+        let vfs = Arc::clone(&vfs);
+        tasks.push(tokio::spawn(async move {
+            let mut dice = Dice(writer);
+            for round in 0..400u64 {
+                let block = dice.roll(BLOCKS);
+                let byte = u8::try_from(1 + (round * 3 + writer) % 255).unwrap();
+                let bytes = vec![byte; usize::try_from(BLOCK).unwrap()];
+                write(&vfs, file, block * BLOCK, bytes).await.unwrap();
+                if round % 50 == 0 {
+                    fsync(&vfs, file).await.unwrap();
+                }
+                tokio::task::yield_now().await;
+            }
+        }));
+    }
+    for reader in 0..3u64 {
+        let vfs = Arc::clone(&vfs);
+        tasks.push(tokio::spawn(async move {
+            let mut dice = Dice(100 + reader);
+            for _ in 0..600 {
+                let block = dice.roll(BLOCKS);
+                let bytes = read(&vfs, file, block * BLOCK, u32::try_from(BLOCK).unwrap()).await;
+                assert_eq!(bytes.len() as u64, BLOCK);
+                assert!(bytes[0] != 0 && bytes.iter().all(|byte| *byte == bytes[0]), "block {block}");
+                tokio::task::yield_now().await;
+            }
+        }));
+    }
+    let grower = Arc::clone(&vfs);
+    tasks.push(tokio::spawn(async move {
+        for round in 0..100 {
+            let end = BLOCK * BLOCKS;
+            let target = if round % 2 == 0 { end + 100_000 } else { end };
+            grower.setattr(&ROOT, file.0, size(target), None).await.unwrap();
+            grower.gc().await.unwrap();
+        }
+    }));
+    for task in tasks {
+        task.await.unwrap();
+    }
+    vfs.sync_all().await.unwrap();
+    vfs.setattr(&ROOT, file.0, size(BLOCK * BLOCKS), None).await.unwrap();
+    check_accounts(&vfs, &[file.0]).await;
+    unmount(vfs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn dirty_bytes_stay_within_the_budget() {
+    let mut world = World::new().await;
+    world.memory_bytes = 4 << 20;
+    let vfs = world.mount().await;
+    let mut tasks = Vec::new();
+    for number in 0..4u64 {
+        let file = create(&vfs, &format!("f{number}")).await;
+        let vfs = Arc::clone(&vfs);
+        tasks.push(tokio::spawn(async move {
+            let mut dice = Dice(number);
+            for i in 0..48u64 {
+                write(&vfs, file, i * 300_000, dice.bytes(300_000)).await.unwrap();
+                // What is being compressed is charged twice for a moment.
+                assert!(vfs.memory.used_bytes() <= 3 * (4 << 20), "{}", vfs.memory.used_bytes());
+            }
+            file.0
+        }));
+    }
+    let mut inos = Vec::new();
+    for task in tasks {
+        inos.push(task.await.unwrap());
+    }
+    vfs.sync_all().await.unwrap();
+    assert_eq!(vfs.memory.used_bytes(), 0);
+    check_accounts(&vfs, &inos).await;
+    unmount(vfs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_large_file_streams_and_comes_back() {
+    let mut world = World::new().await;
+    world.memory_bytes = 48 << 20;
+    let vfs = world.mount().await;
+    let file = create(&vfs, "large").await;
+    let mut dice = Dice(1);
+    let part = dice.bytes(1 << 20);
+    for i in 0..100u64 {
+        let mut bytes = part.clone();
+        bytes[..8].copy_from_slice(&i.to_le_bytes());
+        write(&vfs, file, i << 20, bytes).await.unwrap();
+    }
+    fsync(&vfs, file).await.unwrap();
+    crash(vfs).await;
+    let vfs = world.mount().await;
+    let file = open(&vfs, "large").await;
+    for i in 0..100u64 {
+        let bytes = read(&vfs, file, i << 20, 1 << 20).await;
+        assert_eq!(bytes[..8], i.to_le_bytes());
+        assert!(bytes[8..] == part[8..]);
+    }
+    check_accounts(&vfs, &[file.0]).await;
+    unmount(vfs).await;
+    assert!(world.store.objects().await < 12, "a large file is made of large packs");
+}

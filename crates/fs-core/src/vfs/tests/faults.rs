@@ -1,0 +1,214 @@
+//! Stores that fail and heal, crashes, capacity, garbage.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outage_is_told_and_loses_nothing() {
+    let mut world = World::new().await;
+    world.io_timeout = Duration::from_millis(100);
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    let bytes = Dice(1).bytes(100_000);
+    world.store.down.store(true, Ordering::SeqCst);
+    write(&vfs, file, 0, bytes.clone()).await.unwrap();
+    assert_eq!(fsync(&vfs, file).await.unwrap_err().kind, ErrorKind::Io);
+    assert_eq!(read(&vfs, file, 0, 100_000).await, bytes);
+    let second = open(&vfs, "f").await;
+    assert_eq!(fsync(&vfs, second).await.unwrap_err().kind, ErrorKind::Io);
+    // The first handle was told by its fsync, and then there was another failure: told once.
+    assert_eq!(vfs.flush(file.0, file.1).await.unwrap_err().kind, ErrorKind::Io);
+    vfs.flush(file.0, file.1).await.unwrap();
+    world.store.down.store(false, Ordering::SeqCst);
+    fsync(&vfs, file).await.unwrap();
+    vfs.flush(second.0, second.1).await.unwrap();
+    crash(vfs).await;
+    let vfs = world.mount().await;
+    let file = open(&vfs, "f").await;
+    assert_eq!(read(&vfs, file, 0, 200_000).await, bytes);
+    unmount(vfs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shutdown_names_what_could_not_be_stored() {
+    let mut world = World::new().await;
+    world.io_timeout = Duration::from_millis(100);
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    world.store.down.store(true, Ordering::SeqCst);
+    write(&vfs, file, 0, Dice(1).bytes(100_000)).await.unwrap();
+    let report = vfs.shutdown().await;
+    assert_eq!(report.unsaved.len(), 1);
+    assert_eq!((report.unsaved[0].ino, report.unsaved[0].bytes), (file.0, 100_000));
+    assert!(!report.errors.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_keeps_what_was_fsynced_and_no_more_than_was_written() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let synced = create(&vfs, "synced").await;
+    let lost = create(&vfs, "lost").await;
+    let small = create(&vfs, "small").await;
+    let bytes = Dice(1).bytes(300_000);
+    write(&vfs, synced, 0, bytes.clone()).await.unwrap();
+    write(&vfs, lost, 0, bytes.clone()).await.unwrap();
+    write(&vfs, small, 0, &b"tiny"[..]).await.unwrap();
+    fsync(&vfs, synced).await.unwrap();
+    let objects = world.store.objects().await;
+    fsync(&vfs, small).await.unwrap();
+    assert_eq!(world.store.objects().await, objects, "a tiny file needs no object");
+    crash(vfs).await;
+    let vfs = world.mount().await;
+    let file = open(&vfs, "synced").await;
+    assert_eq!(read(&vfs, file, 0, 1 << 20).await, bytes);
+    let file = open(&vfs, "small").await;
+    assert_eq!(read(&vfs, file, 0, 1 << 20).await, &b"tiny"[..]);
+    let file = open(&vfs, "lost").await;
+    assert_eq!(vfs.getattr(file.0).await.unwrap().size, 0);
+    unmount(vfs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rename_over_a_file_stores_the_new_contents_first() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let old = create(&vfs, "f").await;
+    write(&vfs, old, 0, Dice(1).bytes(50_000)).await.unwrap();
+    let new = create(&vfs, "f.new").await;
+    let bytes = Dice(2).bytes(60_000);
+    write(&vfs, new, 0, bytes.clone()).await.unwrap();
+    let (from, to) = (name("f.new"), name("f"));
+    let args = RenameArgs {
+        caller: &ROOT,
+        parent: Ino::ROOT,
+        name: &from,
+        new_parent: Ino::ROOT,
+        new_name: &to,
+        mode: RenameMode::Replace,
+    };
+    vfs.rename(args).await.unwrap();
+    crash(vfs).await;
+    let vfs = world.mount().await;
+    let file = open(&vfs, "f").await;
+    assert_eq!(read(&vfs, file, 0, 100_000).await, bytes);
+    unmount(vfs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_stop_at_the_capacity_and_go_on_when_there_is_room() {
+    let world =
+        World::with_limits(VolumeLimits { capacity: Some(1_000_000), ..VolumeLimits::default() }).await;
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    let mut dice = Dice(1);
+    for i in 0..10u64 {
+        write(&vfs, file, i * 100_000, dice.bytes(100_000)).await.unwrap();
+    }
+    assert_eq!(write(&vfs, file, 1_000_000, vec![1]).await.unwrap_err().kind, ErrorKind::NoSpace);
+    let sparse = vfs.fallocate(file.0, file.1, FallocateMode::Allocate, 0, 2_000_000).await;
+    assert_eq!(sparse.unwrap_err().kind, ErrorKind::NoSpace);
+    // What is there already can be overwritten.
+    let bytes = dice.bytes(100_000);
+    write(&vfs, file, 300_000, bytes.clone()).await.unwrap();
+    fsync(&vfs, file).await.unwrap();
+    assert_eq!(vfs.statfs().await.unwrap().bytes_free, 0);
+    vfs.fallocate(file.0, file.1, FallocateMode::PunchHole, 0, 100_000).await.unwrap();
+    write(&vfs, file, 1_000_000, dice.bytes(100_000)).await.unwrap();
+    fsync(&vfs, file).await.unwrap();
+    assert_eq!(read(&vfs, file, 300_000, 100_000).await, bytes);
+    check_accounts(&vfs, &[file.0]).await;
+    unmount(vfs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn garbage_is_collected_and_nothing_else() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let mut dice = Dice(1);
+    let kept = create(&vfs, "kept").await;
+    let bytes = dice.bytes(1_000_000);
+    write(&vfs, kept, 0, bytes.clone()).await.unwrap();
+    fsync(&vfs, kept).await.unwrap();
+    let gone = create(&vfs, "gone").await;
+    write(&vfs, gone, 0, dice.bytes(1_000_000)).await.unwrap();
+    fsync(&vfs, gone).await.unwrap();
+    assert_eq!(world.store.objects().await, 2);
+    vfs.unlink(&ROOT, Ino::ROOT, &name("gone")).await.unwrap();
+    vfs.gc().await.unwrap();
+    assert_eq!(world.store.objects().await, 2, "still open");
+    assert_eq!(read(&vfs, gone, 0, 10).await.len(), 10);
+    vfs.release(gone.1).await.unwrap();
+    vfs.forget(gone.0, 1);
+    let report = vfs.gc().await.unwrap();
+    assert_eq!(report.packs_deleted, 1);
+    assert_eq!(world.store.objects().await, 1);
+    // Mostly dead: a twentieth of a pack is left.
+    let partly = create(&vfs, "partly").await;
+    write(&vfs, partly, 0, dice.bytes(5_000_000)).await.unwrap();
+    fsync(&vfs, partly).await.unwrap();
+    let last = read(&vfs, partly, 4_800_000, 200_000).await;
+    vfs.fallocate(partly.0, partly.1, FallocateMode::PunchHole, 0, 4_800_000).await.unwrap();
+    fsync(&vfs, partly).await.unwrap();
+    vfs.compact_chunk(partly.0, ChunkIndex(0), None).await.unwrap();
+    vfs.gc().await.unwrap();
+    vfs.gc().await.unwrap();
+    assert_eq!(read(&vfs, partly, 4_800_000, 200_000).await, last);
+    assert_eq!(read(&vfs, kept, 0, 1_000_000).await, bytes);
+    unmount(vfs).await;
+    let vfs = world.mount().await;
+    let kept = open(&vfs, "kept").await;
+    vfs.gc().await.unwrap();
+    assert_eq!(read(&vfs, kept, 0, 1_000_000).await, bytes);
+    let stored: u64 = world
+        .store
+        .inner
+        .list(None)
+        .map(|object| object.unwrap().size)
+        .collect::<Vec<_>>()
+        .await
+        .into_iter()
+        .sum();
+    assert!(stored < 1_600_000, "{stored} bytes are left in the store");
+    unmount(vfs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn orphans_of_a_crash_are_reaped_at_the_next_mount() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    write(&vfs, file, 0, Dice(1).bytes(100_000)).await.unwrap();
+    fsync(&vfs, file).await.unwrap();
+    vfs.unlink(&ROOT, Ino::ROOT, &name("f")).await.unwrap();
+    vfs.sync_all().await.unwrap();
+    crash(vfs).await;
+    let vfs = world.mount().await;
+    vfs.gc().await.unwrap();
+    assert_eq!(vfs.meta.statfs().await.unwrap().used_bytes, 0);
+    assert_eq!(vfs.getattr(file.0).await.unwrap_err().kind, ErrorKind::Stale);
+    vfs.gc().await.unwrap();
+    assert_eq!(world.store.objects().await, 0);
+    unmount(vfs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unlinked_open_file_stays_usable_and_needs_no_store() {
+    let mut world = World::new().await;
+    world.options.flush_after = Duration::from_millis(5);
+    let vfs = world.mount().await;
+    let file = create(&vfs, "tmp").await;
+    vfs.unlink(&ROOT, Ino::ROOT, &name("tmp")).await.unwrap();
+    let bytes = Dice(1).bytes(500_000);
+    write(&vfs, file, 0, bytes.clone()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(read(&vfs, file, 0, 1_000_000).await, bytes);
+    assert_eq!(vfs.getattr(file.0).await.unwrap().nlink, 0);
+    assert_eq!(world.store.objects().await, 0);
+    vfs.release(file.1).await.unwrap();
+    vfs.forget(file.0, 1);
+    vfs.gc().await.unwrap();
+    assert_eq!(vfs.reserved_bytes.load(Ordering::SeqCst), 0);
+    assert_eq!(vfs.memory.used_bytes(), 0);
+    unmount(vfs).await;
+    assert_eq!(world.store.objects().await, 0);
+}

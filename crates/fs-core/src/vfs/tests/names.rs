@@ -1,0 +1,227 @@
+//! Names, listings, attributes and handles.
+
+use super::*;
+
+type Listed = Vec<(Vec<u8>, u64)>;
+
+/// Lists from a cookie on, at most `room` entries.
+async fn list(vfs: &Vfs, fh: Fh, cookie: u64, room: usize, mode: ReaddirMode) -> Listed {
+    let mut listed = Vec::new();
+    let mut sink = |entry: &DirEntry<'_>| {
+        if listed.len() == room {
+            return ControlFlow::Break(());
+        }
+        assert_eq!(
+            entry.attr.is_some(),
+            mode == ReaddirMode::Plus && entry.name != b"." && entry.name != b".."
+        );
+        listed.push((entry.name.to_vec(), entry.cookie));
+        ControlFlow::Continue(())
+    };
+    vfs.readdir(ReaddirArgs { fh, cookie, mode, entries_max: room }, &mut sink).await.unwrap();
+    listed
+}
+
+#[tokio::test]
+async fn a_listing_shows_each_lasting_entry_once_while_others_come_and_go() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    for i in 0..200 {
+        vfs.mkdir(node(&name(&format!("stay{i:03}")))).await.unwrap();
+        vfs.mkdir(node(&name(&format!("go{i:03}")))).await.unwrap();
+    }
+    let fh = vfs.opendir(Ino::ROOT).await.unwrap().fh;
+    let mut seen: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
+    let (mut cookie, mut round) = (0, 0);
+    loop {
+        let page = list(&vfs, fh, cookie, 7, ReaddirMode::Names).await;
+        let Some((_, last)) = page.last() else { break };
+        cookie = *last;
+        for (name, _) in page {
+            *seen.entry(name).or_default() += 1;
+        }
+        if round < 200 {
+            vfs.rmdir(&ROOT, Ino::ROOT, &name(&format!("go{round:03}"))).await.unwrap();
+            vfs.mkdir(node(&name(&format!("new{round:03}")))).await.unwrap();
+        }
+        round += 1;
+    }
+    for i in 0..200 {
+        assert_eq!(seen.get(format!("stay{i:03}").as_bytes()), Some(&1));
+    }
+    assert!(seen.values().all(|count| *count == 1));
+    assert_eq!(seen.get(&b"."[..]), Some(&1));
+    // Rewound, it shows what is there now.
+    let again = list(&vfs, fh, 0, 1000, ReaddirMode::Plus).await;
+    assert_eq!(again.len(), 2 + 200 + 200);
+    vfs.releasedir(fh).await.unwrap();
+    unmount(vfs).await;
+}
+
+#[tokio::test]
+async fn cookies_lead_back_to_their_places() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    for i in 0..50 {
+        vfs.mkdir(node(&name(&format!("d{i:02}")))).await.unwrap();
+    }
+    let fh = vfs.opendir(Ino::ROOT).await.unwrap().fh;
+    let all = list(&vfs, fh, 0, 1000, ReaddirMode::Names).await;
+    vfs.rmdir(&ROOT, Ino::ROOT, &name("d10")).await.unwrap();
+    vfs.mkdir(node(&name("d20a"))).await.unwrap();
+    for (index, (_, cookie)) in all.iter().enumerate().rev() {
+        let rest = list(&vfs, fh, *cookie, 1000, ReaddirMode::Names).await;
+        let expected: Listed = all[index + 1..].iter().filter(|(name, _)| name != b"d10").cloned().collect();
+        assert_eq!(rest, expected);
+    }
+    unmount(vfs).await;
+}
+
+#[tokio::test]
+async fn a_removed_open_directory_is_empty_and_can_be_asked() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let dir = vfs.mkdir(node(&name("d"))).await.unwrap().ino;
+    let fh = vfs.opendir(dir).await.unwrap().fh;
+    vfs.rmdir(&ROOT, Ino::ROOT, &name("d")).await.unwrap();
+    assert!(list(&vfs, fh, 0, 10, ReaddirMode::Names).await.is_empty());
+    assert_eq!(vfs.getattr(dir).await.unwrap().nlink, 0);
+    vfs.releasedir(fh).await.unwrap();
+    vfs.forget(dir, 1);
+    vfs.gc().await.unwrap();
+    assert_eq!(vfs.getattr(dir).await.unwrap_err().kind, ErrorKind::Stale);
+    unmount(vfs).await;
+}
+
+async fn attr_of(vfs: &Vfs, text: &str) -> Attr {
+    let attr = vfs.lookup(Ino::ROOT, &name(text)).await.unwrap();
+    vfs.forget(attr.ino, 1);
+    attr
+}
+
+#[tokio::test]
+async fn times_are_those_of_the_operations_not_of_the_flush() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    let written = world.later(10);
+    write(&vfs, file, 0, vec![1; 10_000]).await.unwrap();
+    let changed = world.later(10);
+    let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+    vfs.setattr(&ROOT, file.0, mode, None).await.unwrap();
+    world.later(10);
+    let attr = attr_of(&vfs, "f").await;
+    assert_eq!((attr.size, attr.mtime, attr.ctime), (10_000, written, changed));
+    fsync(&vfs, file).await.unwrap();
+    assert_eq!(attr_of(&vfs, "f").await.mtime, written);
+    assert_eq!(attr_of(&vfs, "f").await.ctime, changed);
+    // A time that is set stays, whatever is flushed later.
+    write(&vfs, file, 0, vec![2; 10]).await.unwrap();
+    let old = Timestamp { secs: 5, nanos: 6 };
+    let utimes = SetAttr { mtime: Some(crate::types::SetTime::To(old)), ..SetAttr::default() };
+    vfs.setattr(&ROOT, file.0, utimes, None).await.unwrap();
+    fsync(&vfs, file).await.unwrap();
+    assert_eq!(attr_of(&vfs, "f").await.mtime, old);
+    crash(vfs).await;
+    let vfs = world.mount().await;
+    assert_eq!(attr_of(&vfs, "f").await.mtime, old);
+    unmount(vfs).await;
+}
+
+#[tokio::test]
+async fn atime_follows_relatime() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    write(&vfs, file, 0, vec![1; 10]).await.unwrap();
+    let first = world.later(10);
+    read(&vfs, file, 0, 10).await;
+    assert_eq!(attr_of(&vfs, "f").await.atime, first);
+    world.later(10);
+    read(&vfs, file, 0, 10).await;
+    assert_eq!(attr_of(&vfs, "f").await.atime, first);
+    unmount(vfs).await;
+    let vfs = world.mount().await;
+    assert_eq!(attr_of(&vfs, "f").await.atime, first);
+    let file = open(&vfs, "f").await;
+    let next_day = world.later(25 * 3600);
+    read(&vfs, file, 0, 10).await;
+    assert_eq!(attr_of(&vfs, "f").await.atime, next_day);
+    unmount(vfs).await;
+}
+
+#[tokio::test]
+async fn appends_go_to_the_end_and_set_ids_go_away() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    write(&vfs, file, 0, &b"one"[..]).await.unwrap();
+    let append = OpenFlags { append: true, ..flags(AccessMode::Write) };
+    let fh = vfs.open(&ROOT, file.0, append).await.unwrap().fh;
+    write(&vfs, (file.0, fh), 0, &b"two"[..]).await.unwrap();
+    assert_eq!(read(&vfs, file, 0, 100).await, &b"onetwo"[..]);
+    assert_eq!(vfs.read(file.0, fh, 0, 1).await.unwrap_err().kind, ErrorKind::BadHandle);
+    let mode = SetAttr { mode: Some(0o4755), ..SetAttr::default() };
+    vfs.setattr(&ROOT, file.0, mode, None).await.unwrap();
+    let args = WriteArgs {
+        ino: file.0,
+        fh: file.1,
+        offset: 0,
+        bytes: Bytes::from_static(b"x"),
+        origin: WriteOrigin::Process,
+        kill_suid_sgid: true,
+    };
+    vfs.write(args).await.unwrap();
+    assert_eq!(vfs.getattr(file.0).await.unwrap().mode, 0o755);
+    let truncate = OpenFlags { truncate: true, ..flags(AccessMode::ReadWrite) };
+    vfs.open(&ROOT, file.0, truncate).await.unwrap();
+    assert_eq!(vfs.getattr(file.0).await.unwrap().size, 0);
+    let beyond = write(&vfs, file, (1 << 57) - 1, vec![1, 2]).await;
+    assert_eq!(beyond.unwrap_err().kind, ErrorKind::FileTooLarge);
+    write(&vfs, file, (1 << 57) - 1, vec![1]).await.unwrap();
+    assert_eq!(vfs.getattr(file.0).await.unwrap().size, 1 << 57);
+    assert_eq!(vfs.lseek(file.0, file.1, 5, Whence::Data).await.unwrap(), (1 << 57) - 1);
+    vfs.fallocate(file.0, file.1, FallocateMode::PunchHole, 0, 1 << 57).await.unwrap();
+    fsync(&vfs, file).await.unwrap();
+    check_accounts(&vfs, &[file.0]).await;
+    unmount(vfs).await;
+}
+
+#[tokio::test]
+async fn a_read_only_mount_changes_nothing_and_can_be_switched() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    write(&vfs, file, 0, vec![1; 10_000]).await.unwrap();
+    vfs.set_read_only(WriteAccess::ReadOnly).await.unwrap();
+    assert_eq!(vfs.stats().dirty_bytes, 0);
+    let refused = [
+        write(&vfs, file, 0, vec![2]).await.map(|_| ()),
+        vfs.mkdir(node(&name("d"))).await.map(|_| ()),
+        vfs.unlink(&ROOT, Ino::ROOT, &name("f")).await,
+        vfs.setattr(&ROOT, file.0, size(0), None).await.map(|_| ()),
+        vfs.open(&ROOT, file.0, flags(AccessMode::Write)).await.map(|_| ()),
+        vfs.setxattr(&ROOT, file.0, b"user.a", b"b", XattrMode::Either).await,
+    ];
+    for result in refused {
+        assert_eq!(result.unwrap_err().kind, ErrorKind::ReadOnly);
+    }
+    assert_eq!(read(&vfs, file, 0, 10).await, vec![1; 10]);
+    vfs.set_read_only(WriteAccess::ReadWrite).await.unwrap();
+    write(&vfs, file, 0, vec![2]).await.unwrap();
+    unmount(vfs).await;
+}
+
+#[tokio::test]
+async fn kinds_without_contents_cannot_be_opened_as_files() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let dir = vfs.mkdir(node(&name("d"))).await.unwrap();
+    let opened = vfs.open(&ROOT, dir.ino, flags(AccessMode::Read)).await;
+    assert_eq!(opened.unwrap_err().kind, ErrorKind::IsDirectory);
+    let fifo = vfs.mknod(node(&name("p")), NodeKind { kind: Kind::Fifo, rdev: 0 }).await.unwrap();
+    assert_eq!(vfs.opendir(fifo.ino).await.unwrap_err().kind, ErrorKind::NotDirectory);
+    let link = vfs.symlink(node(&name("l")), b"d").await.unwrap();
+    assert_eq!(vfs.readlink(link.ino).await.unwrap(), &b"d"[..]);
+    unmount(vfs).await;
+}

@@ -33,6 +33,8 @@ pub(crate) struct State {
     /// Of the last commit.
     version: u64,
     active_bytes: usize,
+    /// When the active layer got its first commit.
+    dirty_since: Instant,
     frozen_bytes: usize,
     /// Commits up to this version are awaited by somebody.
     sync_target: u64,
@@ -105,6 +107,7 @@ impl Engine {
             view: Arc::new(view),
             version,
             active_bytes: 0,
+            dirty_since: Instant::now(),
             frozen_bytes: 0,
             sync_target: 0,
             wake: false,
@@ -162,6 +165,9 @@ impl Engine {
         let keys: Vec<Bytes> =
             if watched { changes.iter().map(|(key, _)| key.clone()).collect() } else { Vec::new() };
         let was_clean = state.active_bytes == 0;
+        if was_clean {
+            state.dirty_since = Instant::now();
+        }
         state.active_bytes = state.view.active.apply(version, changes, &cleared);
         state.version = version;
         let full = state.active_bytes >= self.options.flush_bytes && state.frozen_bytes == 0 && !state.wake;
@@ -275,13 +281,15 @@ impl Engine {
             if state.stopping && !dirty {
                 return Task::Stop;
             }
-            let awaited = state.sync_target > self.progress.borrow().durable && state.failure.is_none();
-            if dirty && (state.stopping || state.wake || awaited) {
+            let awaited = state.sync_target > self.progress.borrow().durable;
+            let full = state.active_bytes >= self.options.flush_bytes;
+            // After a failure the committer has paused already.
+            if dirty && (state.stopping || state.wake || awaited || full || state.failure.is_some()) {
                 break;
             }
             if dirty {
-                let waited = self.work.wait_for(&mut state, self.options.durable_interval);
-                if waited.timed_out() {
+                let left = self.options.durable_interval.saturating_sub(state.dirty_since.elapsed());
+                if left.is_zero() || self.work.wait_for(&mut state, left).timed_out() {
                     break;
                 }
             } else {

@@ -98,6 +98,23 @@ impl RedbKv {
         Self::start(path, opener, options)
     }
 
+    /// Reads all of the file at `path`, which nobody may have open, and checks its structure and checksums. Returns
+    /// false if redb found and repaired something: the volume's own checks should follow. Takes seconds a gigabyte.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn check_file(path: impl AsRef<Path>, options: &RedbOptions) -> Result<bool, OpenError> {
+        open::check_file(path.as_ref(), options)
+    }
+
+    /// Makes the file at `path`, which nobody may have open, as small as it can be. Takes seconds a gigabyte.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn compact_file(path: impl AsRef<Path>, options: &RedbOptions) -> Result<(), OpenError> {
+        open::compact_file(path.as_ref(), options)
+    }
+
     fn start(path: &Path, opener: BackendOpener, options: RedbOptions) -> Result<Self, OpenError> {
         let store = open::open_database(path, &opener, &options)?;
         let engine = Arc::new(Engine::new(options, &store));

@@ -273,3 +273,20 @@ fn open_checked(path: &Path, opener: &BackendOpener, options: &RedbOptions) -> R
     drop(txn);
     Ok(Opened { database, version, sync_failed })
 }
+
+/// Checks the structure of a file that nobody has open; false if something was repaired.
+pub(crate) fn check_file(path: &Path, options: &RedbOptions) -> Result<bool, OpenError> {
+    let opener = open_file(path)?;
+    let mut store = open_database(path, &opener, options)?;
+    guarded(|| store.database.check_integrity())
+        .map_err(|damage| damage.at(path))?
+        .map_err(|error| database_error(path, error))
+}
+
+/// Makes a file that nobody has open as small as it can be.
+pub(crate) fn compact_file(path: &Path, options: &RedbOptions) -> Result<(), OpenError> {
+    let opener = open_file(path)?;
+    let mut store = open_database(path, &opener, options)?;
+    let compacted = guarded(|| store.database.compact()).map_err(|damage| damage.at(path))?;
+    compacted.map(drop).map_err(|error| redb_error(path, error))
+}

@@ -56,8 +56,7 @@ async fn a_full_disk_refuses_changes_until_there_is_space() {
 #[tokio::test]
 async fn a_full_disk_recovers_by_itself() {
     let disk = Disk::default();
-    let options = RedbOptions { durable_interval: Duration::from_millis(5), ..RedbOptions::default() };
-    let kv = RedbKv::open_with_backend(disk.opener(), options).unwrap();
+    let kv = RedbKv::open_with_backend(disk.opener(), slow_options()).unwrap();
     disk.set_bytes_max(Some(0));
     Steps::commit(&kv, 1).await.unwrap();
     is_unavailable(kv.sync().await, "cannot write the metadata file");

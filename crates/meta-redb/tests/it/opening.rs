@@ -129,3 +129,28 @@ async fn a_truncated_file_is_told() {
         fails!(open(&path), OpenError::Damaged { .. }, path);
     }
 }
+
+#[tokio::test]
+async fn a_file_is_checked_and_compacted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("meta.redb");
+    let options = RedbOptions::default();
+    let kv = create(&path).unwrap();
+    for index in 0..100_u8 {
+        set(&kv, &[index], &vec![index; 90_000]).await.unwrap();
+    }
+    kv.sync().await.unwrap();
+    fails!(RedbKv::check_file(&path, &options), OpenError::InUse(_), path);
+    fails!(RedbKv::compact_file(&path, &options), OpenError::InUse(_), path);
+    for index in 1..100_u8 {
+        set(&kv, &[index], b"small").await.unwrap();
+    }
+    kv.close().await.unwrap();
+    assert!(RedbKv::check_file(&path, &options).unwrap());
+    let len_before = path.metadata().unwrap().len();
+    RedbKv::compact_file(&path, &options).unwrap();
+    let len = path.metadata().unwrap().len();
+    assert!(len < len_before / 2, "{len} bytes after {len_before}");
+    assert!(RedbKv::check_file(&path, &options).unwrap());
+    assert_eq!(get(&open(&path).unwrap(), b"\x07").await.unwrap(), Some(b"small".to_vec()));
+}

@@ -192,14 +192,17 @@ pub(super) async fn directory(txn: &dyn Txn, dir: Ino, entry: Entry) -> Result<I
     if inode.nlink == 0 {
         return Err(ErrorKind::NotFound.into());
     }
+    check_entry(&inode, entry)?;
+    Ok(inode)
+}
+
+/// Fails with `NotPermitted` where a directory's flags forbid the change.
+pub(super) fn check_entry(dir: &Inode, entry: Entry) -> Result<()> {
     let forbidden = match entry {
         Entry::Add => FLAG_IMMUTABLE,
         Entry::Remove => FLAG_IMMUTABLE | FLAG_APPEND,
     };
-    if inode.flags & forbidden != 0 {
-        return Err(ErrorKind::NotPermitted.into());
-    }
-    Ok(inode)
+    if dir.flags & forbidden != 0 { Err(ErrorKind::NotPermitted.into()) } else { Ok(()) }
 }
 
 /// Whether flags forbid to remove, rename or link an inode, or to change its attributes.

@@ -143,7 +143,6 @@ pub(super) fn inodes(first: Ino, last: Ino) -> KeyRange {
 }
 
 /// All keys of all inodes after `after`.
-#[expect(dead_code, reason = "read by the scans of fsck")]
 pub(super) fn all_inodes(after: Option<Ino>) -> KeyRange {
     match after {
         None => KeyRange::prefix(&[INODE]),
@@ -200,7 +199,6 @@ pub(super) fn dentries(dir: Ino, after: Option<&Name>) -> KeyRange {
 }
 
 /// The dentries of all directories after `after`.
-#[expect(dead_code, reason = "read by the scans of fsck")]
 pub(super) fn all_dentries(after: Option<(Ino, &Name)>) -> KeyRange {
     let range = KeyRange::prefix(&[DENTRY]);
     match after {
@@ -226,7 +224,6 @@ pub(super) fn xattrs(ino: Ino) -> KeyRange {
 }
 
 /// The extended attributes of all inodes after `after`.
-#[expect(dead_code, reason = "read by the scans of fsck")]
 pub(super) fn all_xattrs(after: Option<(Ino, &[u8])>) -> KeyRange {
     let range = KeyRange::prefix(&[XATTR]);
     match after {
@@ -276,7 +273,6 @@ pub(super) fn chunks_from(ino: Ino, from: ChunkIndex) -> KeyRange {
 }
 
 /// The slice groups of all files after `after`.
-#[expect(dead_code, reason = "read by the scans of fsck")]
 pub(super) fn all_chunks(after: Option<(Ino, ChunkIndex, SliceStamp)>) -> KeyRange {
     let range = KeyRange::prefix(&[CHUNK]);
     match after {

@@ -13,6 +13,7 @@
 //! Lock order: none of the locks here is held across an await or while taking another.
 
 mod alloc;
+mod check;
 mod inode;
 mod key;
 mod ops;
@@ -22,6 +23,9 @@ mod session;
 mod usage;
 mod volume;
 
+#[cfg(test)]
+mod tests;
+
 use std::future::Future;
 use std::sync::Arc;
 
@@ -29,6 +33,9 @@ use rfs_kv::{Attempt, Kv, RetryClass, Txn, transact};
 
 use crate::types::{Attr, Clock, Error, ErrorKind, Ino, Kind, Name, Result, SessionId, Timestamp};
 
+pub use check::{
+    CheckProgress, CheckReport, DentryInfo, Finding, InodeInfo, OrphanInfo, Repaired, SliceInfo,
+};
 pub use ops::commit::{Committed, FileCommit, NewPack};
 pub use ops::link::LinkArgs;
 pub use ops::make::MakeArgs;
@@ -208,7 +215,7 @@ impl Meta {
                 return Ok(result);
             }
             let alive = session.check_in(&*txn);
-            let (result, ()) = futures::try_join!(body(Arc::clone(&txn)), alive)?;
+            let ((), result) = futures::try_join!(alive, body(Arc::clone(&txn)))?;
             if let Some(request) = request {
                 request.record_in(&*txn, attempt, &result);
             }

@@ -32,10 +32,15 @@ impl Meta {
     ///
     /// Reads each pack's live bytes, so it conflicts with whatever names it again. The caller leaves out packs that it
     /// has written and not yet committed in full: a commit that names a pack as new would bring its record back.
+    ///
+    /// Everything is durable at return: otherwise a crash could bring back a file whose bytes were deleted.
     pub async fn drop_packs(&self, packs: &[PackId]) -> Result<Vec<PackId>> {
         let mut dropped = Vec::new();
         for page in packs.chunks(256) {
             dropped.extend(self.mutate(|txn| async move { drop_packs_in(&*txn, page).await }).await?);
+        }
+        if !dropped.is_empty() {
+            self.sync().await?;
         }
         Ok(dropped)
     }

@@ -622,3 +622,6 @@ fn get_limit(reader: &mut Reader<'_>) -> Result<Option<u64>> {
 pub(super) fn parsed<T>(parsed: Option<T>, what: &'static str) -> Result<T> {
     parsed.ok_or_else(|| damaged(what))
 }
+
+#[cfg(test)]
+mod tests;

@@ -93,6 +93,8 @@ pub(super) async fn begin(kv: &dyn Kv, options: &OpenOptions, now: Timestamp) ->
         Ok::<_, Error>(SessionId(id))
     })
     .await?;
+    // Packs are named after the session: its id must not be given out again after a crash.
+    kv.sync().await?;
     Ok(Session {
         id,
         slots: Semaphore::new(usize::from(SLOTS)),

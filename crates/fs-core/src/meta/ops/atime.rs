@@ -19,7 +19,7 @@ impl Meta {
     }
 }
 
-async fn touch_atime_in(txn: &dyn Txn, ino: Ino, atime: Timestamp) -> Result<()> {
+pub(in crate::meta) async fn touch_atime_in(txn: &dyn Txn, ino: Ino, atime: Timestamp) -> Result<()> {
     get_inode(txn, ino).await?.ok_or(ErrorKind::Stale)?;
     txn.set(&key::inode(ino, Field::Atime), &record::encode_atime(atime));
     Ok(())

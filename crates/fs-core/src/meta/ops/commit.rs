@@ -90,7 +90,7 @@ impl Meta {
 }
 
 #[derive(Debug, Clone)]
-enum Outcome {
+pub(in crate::meta) enum Outcome {
     Done(Committed),
     /// Nothing was changed: chunks beyond the end of these files must be removed first.
     TrimFirst(Vec<Ino>),
@@ -103,7 +103,7 @@ struct Found {
     times: Option<Times>,
 }
 
-async fn commit_in(
+pub(in crate::meta) async fn commit_in(
     txn: &dyn Txn,
     files: &[FileCommit],
     new_packs: &[NewPack],

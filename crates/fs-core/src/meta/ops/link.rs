@@ -34,7 +34,7 @@ impl Meta {
     }
 }
 
-async fn link_in(txn: &dyn Txn, args: &LinkArgs<'_>, now: Timestamp) -> Result<Attr> {
+pub(in crate::meta) async fn link_in(txn: &dyn Txn, args: &LinkArgs<'_>, now: Timestamp) -> Result<Attr> {
     let (_, dentry, node) = futures::try_join!(
         directory(txn, args.parent, Entry::Add),
         get_dentry(txn, args.parent, args.name),

@@ -64,7 +64,7 @@ impl Meta {
     }
 }
 
-async fn make_in(
+pub(in crate::meta) async fn make_in(
     txn: &dyn Txn,
     args: &MakeArgs<'_>,
     ino: Ino,

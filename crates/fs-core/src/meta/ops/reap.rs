@@ -58,14 +58,14 @@ impl Meta {
 
 /// What one transaction did.
 #[derive(Debug, Clone, Default)]
-struct Reap {
+pub(in crate::meta) struct Reap {
     /// Inodes from the beginning of the batch that are done with.
     done: usize,
     change: Change,
     packs: Vec<PackId>,
 }
 
-async fn reap_in(txn: &dyn Txn, inos: &[Ino], session: SessionId) -> Result<Reap> {
+pub(in crate::meta) async fn reap_in(txn: &dyn Txn, inos: &[Ino], session: SessionId) -> Result<Reap> {
     let mut reap = Reap::default();
     let mut live = LiveBytes::default();
     let mut groups_left = GROUPS_PAGE;

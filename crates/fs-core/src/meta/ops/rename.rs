@@ -3,11 +3,11 @@
 use rfs_kv::Txn;
 
 use crate::meta::inode::{
-    Entry, Node, check_empty, check_flags, directory, drop_name, get_dentry, get_inode, load, named,
-    touch_directory,
+    Entry, Node, check_empty, check_entry, check_flags, directory, drop_name, get_dentry, get_inode, load,
+    named, touch_directory,
 };
 use crate::meta::key::Field;
-use crate::meta::record::DentryRecord;
+use crate::meta::record::{DentryRecord, Inode};
 use crate::meta::{Meta, Unlinked, key};
 use crate::types::{Error, ErrorKind, Ino, Kind, Name, Result, SessionId, Timestamp};
 
@@ -74,16 +74,20 @@ impl Meta {
     }
 }
 
-async fn rename_in(
+pub(in crate::meta) async fn rename_in(
     txn: &dyn Txn,
     args: &RenameArgs<'_>,
     now: Timestamp,
     session: SessionId,
 ) -> Result<Renamed> {
-    let (source, target) = futures::try_join!(
+    // Read together, judged in the order of Linux.
+    let (source, target, from, to) = futures::join!(
         get_dentry(txn, args.parent, args.name),
-        get_dentry(txn, args.new_parent, args.new_name)
-    )?;
+        get_dentry(txn, args.new_parent, args.new_name),
+        directory(txn, args.parent, Entry::Remove),
+        new_directory(txn, args)
+    );
+    let (source, target) = (source?, target?);
     let source = source.ok_or(ErrorKind::NotFound)?;
     match (args.mode, target) {
         (RenameMode::NoReplace, Some(_)) => return Err(ErrorKind::Exists.into()),
@@ -94,18 +98,22 @@ async fn rename_in(
         }
         _ => {}
     }
-    check_directories(txn, args, target.is_some()).await?;
-    let moving = load_named(txn, source).await?;
-    check_flags(&moving.inode)?;
-    let target = match target {
-        Some(target) => Some(load_named(txn, target).await?),
-        None => None,
-    };
-    if let Some(target) = &target {
-        check_target(args.mode, &moving, target)?;
+    from?;
+    if let (Some(to), true) = (to?, target.is_some()) {
+        check_entry(&to, Entry::Remove)?;
     }
+    let (moving, target) = futures::try_join!(load_named(txn, source), async {
+        match target {
+            Some(target) => load_named(txn, target).await.map(Some),
+            None => Ok(None),
+        }
+    })?;
+    check_flags(&moving.inode)?;
     if args.parent != args.new_parent {
         check_loops(txn, args, &moving, target.as_ref()).await?;
+    }
+    if let Some(target) = &target {
+        check_target(args.mode, &moving, target)?;
     }
     let (moved, moved_kind) = (source.ino, source.kind);
     let mut renamed = Renamed { moved, moved_kind, exchanged: None, replaced: None };
@@ -135,18 +143,12 @@ async fn rename_in(
     Ok(renamed)
 }
 
-/// Both directories exist and their flags allow the change.
-async fn check_directories(txn: &dyn Txn, args: &RenameArgs<'_>, has_target: bool) -> Result<()> {
-    let entry = if has_target { Entry::Remove } else { Entry::Add };
+/// The target's directory, unless it is the source's too.
+async fn new_directory(txn: &dyn Txn, args: &RenameArgs<'_>) -> Result<Option<Inode>> {
     if args.parent == args.new_parent {
-        directory(txn, args.parent, Entry::Remove).await?;
-    } else {
-        futures::try_join!(
-            directory(txn, args.parent, Entry::Remove),
-            directory(txn, args.new_parent, entry)
-        )?;
+        return Ok(None);
     }
-    Ok(())
+    directory(txn, args.new_parent, Entry::Add).await.map(Some)
 }
 
 async fn load_named(txn: &dyn Txn, dentry: DentryRecord) -> Result<Node> {

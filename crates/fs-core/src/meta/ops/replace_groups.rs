@@ -44,7 +44,11 @@ impl Meta {
     }
 }
 
-async fn replace_groups_in(txn: &dyn Txn, args: &ReplaceArgs<'_>, values: &[Vec<u8>]) -> Result<()> {
+pub(in crate::meta) async fn replace_groups_in(
+    txn: &dyn Txn,
+    args: &ReplaceArgs<'_>,
+    values: &[Vec<u8>],
+) -> Result<()> {
     let keys: Vec<[u8; 29]> =
         args.seen.iter().map(|stamp| key::slice_group(args.ino, args.chunk, *stamp)).collect();
     let reads = keys.iter().map(|key| txn.get(key));

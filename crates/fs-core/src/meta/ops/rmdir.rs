@@ -25,7 +25,7 @@ impl Meta {
     }
 }
 
-async fn rmdir_in(
+pub(in crate::meta) async fn rmdir_in(
     txn: &dyn Txn,
     parent: Ino,
     name: &Name,

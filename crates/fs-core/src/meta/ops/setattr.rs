@@ -57,7 +57,11 @@ impl Meta {
     }
 }
 
-async fn setattr_in(txn: &dyn Txn, args: &SetattrArgs<'_>, now: Timestamp) -> Result<Attr> {
+pub(in crate::meta) async fn setattr_in(
+    txn: &dyn Txn,
+    args: &SetattrArgs<'_>,
+    now: Timestamp,
+) -> Result<Attr> {
     let set = args.set;
     let mut node = known(load(txn, args.ino).await?)?;
     if *set == SetAttr::default() {

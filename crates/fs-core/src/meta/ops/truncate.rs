@@ -81,12 +81,12 @@ impl Meta {
 }
 
 #[derive(Debug, Clone)]
-enum Outcome {
+pub(in crate::meta) enum Outcome {
     Done { attr: Attr, trim: bool },
     TrimFirst,
 }
 
-async fn truncate_in(
+pub(in crate::meta) async fn truncate_in(
     txn: &dyn Txn,
     args: &TruncateArgs,
     now: Timestamp,

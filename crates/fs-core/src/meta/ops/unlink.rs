@@ -24,7 +24,7 @@ impl Meta {
     }
 }
 
-async fn unlink_in(
+pub(in crate::meta) async fn unlink_in(
     txn: &dyn Txn,
     parent: Ino,
     name: &Name,

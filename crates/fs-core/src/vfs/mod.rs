@@ -9,6 +9,7 @@
 //! metadata names it). Lock order: see `inode`; tables and lists are leaves, but for a shard over an inode's state.
 
 mod attr;
+mod commit;
 mod compact;
 mod copy;
 mod dir;

@@ -13,9 +13,9 @@
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::fs::{File, Metadata};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path as FsPath, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,6 +36,10 @@ use object_store::{
 use parking_lot::Mutex;
 
 use crate::{Cause, MissingDirectory, RequestError, StoreError};
+
+mod staged;
+
+use staged::{Buffers, Staged};
 
 /// The directory of unfinished uploads, below the root.
 const STAGING: &str = ".rfs-uploads";
@@ -62,6 +66,7 @@ struct Inner {
     /// Directories whose entries this process has synced.
     durable: Mutex<HashSet<PathBuf>>,
     uploads: AtomicU64,
+    buffers: Arc<Buffers>,
 }
 
 /// An operation of the local disk that failed.
@@ -136,9 +141,14 @@ impl DurableLocal {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(unusable(e)),
             _ => {}
         }
-        let store = DurableLocal {
-            inner: Arc::new(Inner { files, root, durable: Mutex::default(), uploads: AtomicU64::new(0) }),
+        let inner = Inner {
+            files,
+            root,
+            durable: Mutex::default(),
+            uploads: AtomicU64::new(0),
+            buffers: Arc::default(),
         };
+        let store = DurableLocal { inner: Arc::new(inner) };
         store.inner.sweep(&staging).map_err(unusable)?;
         Ok(store)
     }
@@ -198,12 +208,12 @@ impl Inner {
     }
 
     /// A new file in the staging directory.
-    fn stage(&self) -> Result<(File, PathBuf)> {
+    fn stage(&self) -> Result<Staged> {
         loop {
             let number = self.uploads.fetch_add(1, Ordering::Relaxed);
             let path = self.root.join(STAGING).join(format!("#{:010}{number:010}", std::process::id()));
             match File::options().read(true).write(true).create_new(true).open(&path) {
-                Ok(file) => return Ok((file, path)),
+                Ok(file) => return Ok(Staged::new(file, path, Arc::clone(&self.buffers))),
                 // Left behind by a process of the same number.
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(broken("make", &path)(e)),
@@ -212,7 +222,8 @@ impl Inner {
     }
 
     /// Gives a staged file its name; durable when this returns.
-    fn publish(&self, file: &File, staged: &FsPath, to: &FsPath, mode: &PutMode) -> Result<PutResult> {
+    fn publish(&self, upload: &Staged, to: &FsPath, mode: &PutMode) -> Result<PutResult> {
+        let (file, staged) = (upload.file(), upload.path());
         file.sync_data().map_err(broken("sync", staged))?;
         let metadata = file.metadata().map_err(broken("stat", staged))?;
         self.ensure_parent(to)?;
@@ -234,9 +245,9 @@ impl Inner {
     /// Removes the uploads of processes that are gone.
     fn sweep(&self, staging: &FsPath) -> io::Result<()> {
         // The file system's own clock, which need not be this machine's.
-        let (file, path) = self.stage().map_err(io::Error::other)?;
-        let now = file.metadata()?.modified()?;
-        std::fs::remove_file(path)?;
+        let staged = self.stage().map_err(io::Error::other)?;
+        let now = staged.file().metadata()?.modified()?;
+        std::fs::remove_file(staged.path())?;
         for entry in std::fs::read_dir(staging)? {
             let entry = entry?;
             let Ok(metadata) = entry.metadata() else { continue };
@@ -251,15 +262,14 @@ impl Inner {
 
     fn put(&self, location: &Path, payload: &PutPayload, mode: &PutMode) -> Result<PutResult> {
         let to = self.file(location)?;
-        let (mut file, staged) = self.stage()?;
-        let written = payload
-            .iter()
-            .try_for_each(|piece| file.write_all(piece))
-            .map_err(broken("write", &staged))
-            .and_then(|()| self.publish(&file, &staged, &to, mode));
+        let staged = self.stage()?;
+        let written = staged
+            .write(payload, 0)
+            .map_err(broken("write", staged.path()))
+            .and_then(|()| self.publish(&staged, &to, mode));
         if written.is_err() {
             // It may not be there any more; if it is and stays, it is swept one day.
-            let _ = std::fs::remove_file(&staged);
+            let _ = std::fs::remove_file(staged.path());
         }
         written
     }
@@ -399,9 +409,9 @@ impl ObjectStore for DurableLocal {
         let (inner, location) = (Arc::clone(&self.inner), location.clone());
         blocking(move || {
             let to = inner.file(&location)?;
-            let (file, path) = inner.stage()?;
-            let staged = Some(Staged { file: Arc::new(file), path });
-            Ok(Box::new(LocalUpload { inner, to, staged, len: 0 }) as Box<dyn MultipartUpload>)
+            let staged = Some(Arc::new(inner.stage()?));
+            let upload = LocalUpload { inner, to, staged, len: 0, stored: Arc::default() };
+            Ok(Box::new(upload) as Box<dyn MultipartUpload>)
         })
         .await
     }
@@ -484,15 +494,11 @@ struct LocalUpload {
     inner: Arc<Inner>,
     to: PathBuf,
     /// `None` once completed or aborted.
-    staged: Option<Staged>,
+    staged: Option<Arc<Staged>>,
     /// Where the next part begins.
     len: u64,
-}
-
-#[derive(Clone)]
-struct Staged {
-    file: Arc<File>,
-    path: PathBuf,
+    /// Bytes of the parts that have been written.
+    stored: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for LocalUpload {
@@ -510,34 +516,32 @@ impl MultipartUpload for LocalUpload {
     fn put_part(&mut self, payload: PutPayload) -> UploadPart {
         let begin = self.len;
         self.len += payload.content_length() as u64;
-        let Some(Staged { file, path }) = self.staged.clone() else {
+        let Some(staged) = self.staged.clone() else {
             let error = ended(&self.to);
             return async { Err(error) }.boxed();
         };
+        let stored = Arc::clone(&self.stored);
         blocking(move || {
-            let mut offset = begin;
-            for piece in &payload {
-                file.write_all_at(piece, offset).map_err(broken("write", &path))?;
-                offset += piece.len() as u64;
-            }
+            staged.write(&payload, begin).map_err(broken("write", staged.path()))?;
+            stored.fetch_add(payload.content_length() as u64, Ordering::SeqCst);
             Ok(())
         })
         .boxed()
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        let Staged { file, path } = self.staged.take().ok_or_else(|| ended(&self.to))?;
-        let (inner, to, len) = (Arc::clone(&self.inner), self.to.clone(), self.len);
+        let staged = self.staged.take().ok_or_else(|| ended(&self.to))?;
+        let (inner, to) = (Arc::clone(&self.inner), self.to.clone());
+        let whole = self.stored.load(Ordering::SeqCst) == self.len;
         blocking(move || {
-            let metadata = file.metadata().map_err(broken("stat", &path))?;
-            let result = if metadata.len() == len {
-                inner.publish(&file, &path, &to, &PutMode::Overwrite)
+            let result = if whole {
+                inner.publish(&staged, &to, &PutMode::Overwrite)
             } else {
                 let message = "completed before all its parts were stored";
                 Err(RequestError::new(Cause::Invalid, "upload", message).at(&to.display()))
             };
             if result.is_err() {
-                let _ = std::fs::remove_file(&path);
+                let _ = std::fs::remove_file(staged.path());
             }
             result
         })
@@ -545,7 +549,7 @@ impl MultipartUpload for LocalUpload {
     }
 
     async fn abort(&mut self) -> Result<()> {
-        let Staged { path, .. } = self.staged.take().ok_or_else(|| ended(&self.to))?;
-        blocking(move || std::fs::remove_file(&path).map_err(broken("remove", &path))).await
+        let staged = self.staged.take().ok_or_else(|| ended(&self.to))?;
+        blocking(move || std::fs::remove_file(staged.path()).map_err(broken("remove", staged.path()))).await
     }
 }

@@ -126,11 +126,18 @@ impl RequestError {
         self.cause
     }
 
+    /// With an `io::Error` at its root, which is how a full disk tells those who do not know this crate.
+    fn with_storage_full(mut self) -> RequestError {
+        let source = self.source.take().unwrap_or_else(|| self.message.clone().into());
+        self.source = Some(Box::new(io::Error::new(io::ErrorKind::StorageFull, source)));
+        self
+    }
+
     /// As the trait's error, about the object or prefix at `path`.
     pub fn at(self, path: &(impl ToString + ?Sized)) -> object_store::Error {
         let path = path.to_string();
         let cause = self.cause;
-        let source = Box::new(self);
+        let source = Box::new(if cause == Cause::Full { self.with_storage_full() } else { self });
         match cause {
             Cause::NotFound => object_store::Error::NotFound { path, source },
             Cause::AlreadyExists => object_store::Error::AlreadyExists { path, source },
@@ -276,6 +283,9 @@ mod tests {
             assert_eq!(classify(&error), StoreFailure::Full);
             assert!(!is_transient(&error));
         }
+        let remote = RequestError::new(Cause::Full, "PutObject", "QuotaExceeded").at("a");
+        let local = chain(&remote).find_map(|e| e.downcast_ref::<io::Error>()).map(io::Error::kind);
+        assert_eq!(local, Some(io::ErrorKind::StorageFull));
     }
 
     #[test]

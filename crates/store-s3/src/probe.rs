@@ -92,6 +92,17 @@ pub async fn probe(store: &Arc<dyn ObjectStore>) -> Result<ProbeReport, ProbeErr
     Ok(report)
 }
 
+/// Asks the store one harmless question (a listing below a name that is never written), to know before a mount whether
+/// it can be reached with these credentials.
+///
+/// # Errors
+/// [`ProbeError`] as from [`probe`].
+pub async fn reach(store: &Arc<dyn ObjectStore>) -> Result<(), ProbeError> {
+    let nowhere = Path::from(".rfs-probe/reach");
+    let list = store.list_with_delimiter(Some(&nowhere));
+    list.await.map(|_| ()).map_err(fail(store, ProbeStep::List))
+}
+
 async fn requests(
     store: &Arc<dyn ObjectStore>,
     dir: &Path,

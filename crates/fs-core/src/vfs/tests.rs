@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,7 +17,7 @@ use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult,
 };
-use rfs_kv::{FaultKv, Faults, Kv, MemKv};
+use rfs_kv::MemKv;
 
 use super::*;
 use crate::data::{Budget, DataOptions, overlay};
@@ -38,9 +38,6 @@ const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 struct Store {
     inner: InMemory,
     down: AtomicBool,
-    /// Every so-manieth request fails; 0: none.
-    flaky: AtomicU64,
-    requests: AtomicU64,
 }
 
 impl fmt::Display for Store {
@@ -51,9 +48,7 @@ impl fmt::Display for Store {
 
 impl Store {
     fn admit(&self) -> object_store::Result<()> {
-        let request = self.requests.fetch_add(1, Ordering::SeqCst);
-        let flaky = self.flaky.load(Ordering::SeqCst);
-        if self.down.load(Ordering::SeqCst) || (flaky > 0 && request.is_multiple_of(flaky)) {
+        if self.down.load(Ordering::SeqCst) {
             return Err(object_store::Error::Generic { store: "test", source: "down".into() });
         }
         Ok(())
@@ -113,7 +108,6 @@ impl ObjectStore for Store {
 /// What outlives a mount.
 struct World {
     kv: MemKv,
-    faults: Faults,
     store: Arc<Store>,
     clock: Arc<ManualClock>,
     memory_bytes: u64,
@@ -133,7 +127,6 @@ impl World {
         Meta::format(&kv, &options, clock.now()).await.unwrap();
         World {
             kv,
-            faults: Faults::NONE,
             store: Arc::default(),
             clock,
             memory_bytes: 64 << 20,
@@ -147,8 +140,7 @@ impl World {
     }
 
     async fn mount(&self) -> Arc<Vfs> {
-        let kv: Arc<dyn Kv> = Arc::new(self.kv.reopen());
-        let kv = if self.faults == Faults::NONE { kv } else { Arc::new(FaultKv::new(kv, 1, self.faults)) };
+        let kv = Arc::new(self.kv.reopen());
         let clock = Arc::clone(&self.clock);
         let meta = Meta::open(kv, clock, &OpenOptions::default()).await.unwrap();
         let memory = Budget::new(self.memory_bytes);

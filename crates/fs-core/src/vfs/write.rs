@@ -115,8 +115,7 @@ impl Vfs {
         state.dirty.write(offset, args.bytes.clone());
         state.hold(Some(room.memory));
         state.length = state.length.max(end);
-        // A kernel that caches writes sends the times itself; without that cache, this is a page of a shared mapping.
-        if args.origin == WriteOrigin::Process || !self.options.kernel_caches_writes {
+        if args.origin == WriteOrigin::Process {
             state.written_at(self.now());
         }
         let stream = state.stream.advance(offset, len, STREAM_BYTES_MIN);

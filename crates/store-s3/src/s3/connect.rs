@@ -1,14 +1,19 @@
 //! The SDK's client from an [`S3Config`]: TLS, credentials, and everything of the SDK that is turned off.
 
 use std::path::Path;
+use std::time::Duration;
 
+use aws_config::environment::EnvironmentVariableRegionProvider;
+use aws_config::meta::region::RegionProviderChain;
+use aws_config::profile::ProfileFileRegionProvider;
 use aws_config::{BehaviorVersion, Region};
 use aws_credential_types::Credentials;
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::retry::RetryConfig;
 use aws_sdk_s3::config::timeout::TimeoutConfig;
 use aws_sdk_s3::config::{
-    RequestChecksumCalculation, ResponseChecksumValidation, SharedHttpClient, StalledStreamProtectionConfig,
+    IdentityCache, RequestChecksumCalculation, ResponseChecksumValidation, SharedHttpClient,
+    StalledStreamProtectionConfig,
 };
 use aws_smithy_http_client::Builder;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
@@ -17,6 +22,13 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
 use crate::{S3Config, StoreError};
+
+/// What servers that know no regions call theirs.
+const REGION_DEFAULT: &str = "us-east-1";
+
+/// For how long credentials that do not say when they expire are used before they are looked for again: whoever renews
+/// them in a file need not mount again.
+const CREDENTIALS_MAX_AGE: Duration = Duration::from_mins(2);
 
 /// Makes the client. Reads the environment and the AWS profile files; credentials are looked for at the first request.
 pub(super) async fn client(
@@ -30,18 +42,26 @@ pub(super) async fn client(
         // A repeated request is the business of the retry loop, a stalled one of the attempt's watch.
         .retry_config(RetryConfig::disabled())
         .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
-        .timeout_config(timeouts);
+        .timeout_config(timeouts)
+        .identity_cache(IdentityCache::lazy().default_expiration(CREDENTIALS_MAX_AGE).build());
     if let Some(region) = &config.region {
         loader = loader.region(Region::new(region.clone()));
     }
     if let Some(endpoint) = &config.endpoint {
         loader = loader.endpoint_url(endpoint);
+        if config.region.is_none() {
+            // The chain's last resort is to ask the cloud machine it may run on, which takes seconds where there is none.
+            let chain = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new())
+                .or_else(ProfileFileRegionProvider::new())
+                .or_else(Region::from_static(REGION_DEFAULT));
+            loader = loader.region(chain);
+        }
     }
     if let Some(credentials) = credentials {
         loader = loader.credentials_provider(credentials);
     }
     let shared = loader.load().await;
-    let region = shared.region().cloned().unwrap_or(Region::from_static("us-east-1"));
+    let region = shared.region().cloned().unwrap_or(Region::from_static(REGION_DEFAULT));
     let mut builder = aws_sdk_s3::config::Builder::from(&shared)
         .region(region)
         .force_path_style(config.path_style)

@@ -375,7 +375,7 @@ impl Filesystem for Adapter {
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
-        self.vfs.forget(convert::ino(ino), nlookup);
+        Bridge::tell(|| self.vfs.forget(convert::ino(ino), nlookup));
     }
 
     fn getattr(&self, request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {

@@ -80,6 +80,13 @@ impl Bridge {
         }
     }
 
+    /// Runs what needs no answer and does not wait. A panic goes no further than the log.
+    pub(crate) fn tell(work: impl FnOnce()) {
+        if let Err(panic) = std::panic::catch_unwind(AssertUnwindSafe(work)) {
+            error!(panic = panic_text(&*panic), "a notification of the kernel failed");
+        }
+    }
+
     /// Waits until no request is under way.
     pub(crate) async fn drained(&self) {
         // The sender lives in `self`, so the wait cannot fail.
@@ -189,6 +196,11 @@ mod tests {
         assert_eq!(answer.await.unwrap(), Err(libc::EIO));
         finished.await.unwrap();
         bridge.drained().await;
+    }
+
+    #[test]
+    fn a_panic_without_a_caller_ends_there() {
+        Bridge::tell(|| panic!("nobody asked"));
     }
 
     #[tokio::test]

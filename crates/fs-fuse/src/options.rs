@@ -133,9 +133,6 @@ impl MountOptions {
                     ..MountOptions::default()
                 };
             }
-            // As mount(8): what an ordinary user mounts is harmless unless said otherwise.
-            "user" | "users" => (self.noexec, self.nosuid, self.nodev) = (true, true, true),
-            "owner" | "group" => (self.nosuid, self.nodev) = (true, true),
             "allow_root" => {
                 return Err(OptionsError::Unsupported {
                     option: word.to_owned(),
@@ -187,9 +184,14 @@ impl MountOptions {
 
 /// Whether a word is addressed to a tool around the mount (mount(8), systemd, fusermount3), or says what is always so.
 fn is_for_others(name: &str) -> bool {
-    const NAMES: [&str; 31] = [
+    const NAMES: [&str; 35] = [
         "auto",
         "noauto",
+        // Who may mount; mount(8) has put `nosuid`, `nodev` and `noexec` beside them where due.
+        "user",
+        "users",
+        "owner",
+        "group",
         "nouser",
         "nousers",
         "noowner",
@@ -245,7 +247,7 @@ mod tests {
 
     #[test]
     fn later_words_win() {
-        let options = MountOptions::parse("ro,allow_other,rw,user,exec,suid").unwrap();
+        let options = MountOptions::parse("ro,allow_other,rw,noexec,nosuid,nodev,exec,suid,user").unwrap();
         assert!(!options.read_only && !options.noexec && !options.nosuid && options.nodev);
         assert_eq!(options.access, Access::Everyone);
     }

@@ -67,6 +67,11 @@ impl Vfs {
             let attr = self.meta.getattr(ino).await?;
             check_contents(attr.kind)?;
             if let Some(inode) = self.inodes.insert(&attr, absent) {
+                // Spares the first read a look, unless it will change the access time.
+                if !atime_is_due(&attr, self.now()) {
+                    let mut state = inode.state();
+                    state.atime_due_at = state.atime_due_at.max(atime_due_at(attr.atime));
+                }
                 return Ok(inode);
             }
         }
@@ -168,21 +173,23 @@ impl Vfs {
         if self.options.atime == AtimeMode::Noatime || self.is_read_only() {
             return Ok(());
         }
+        let now = self.now();
         {
             let mut state = inode.state();
-            if state.atime_checked {
+            if now.secs < state.atime_due_at {
                 return Ok(());
             }
-            state.atime_checked = true;
+            state.atime_due_at = atime_due_at(now);
         }
         let mut attr = self.meta.getattr(inode.ino).await?;
-        let now = self.now();
         let newly = {
             let mut state = inode.state();
             state.refresh(&mut attr);
             let due = atime_is_due(&attr, now);
             if due {
                 state.atime = Some(Fresh { time: now, committed: false });
+            } else {
+                state.atime_due_at = state.atime_due_at.min(atime_due_at(attr.atime));
             }
             due && !std::mem::replace(&mut state.listed, true)
         };
@@ -218,6 +225,11 @@ fn atime_is_due(attr: &Attr, now: Timestamp) -> bool {
     attr.atime <= attr.mtime
         || attr.atime <= attr.ctime
         || now.secs.saturating_sub(attr.atime.secs) >= RELATIME_SECS
+}
+
+/// When an access time that is not due becomes so by age, in seconds since 1970.
+fn atime_due_at(atime: Timestamp) -> i64 {
+    atime.secs.saturating_add(RELATIME_SECS)
 }
 
 fn check_contents(kind: Kind) -> Result<()> {

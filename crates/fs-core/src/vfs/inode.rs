@@ -63,7 +63,7 @@ impl Inode {
             version: 0,
             mtime: None,
             atime: None,
-            atime_checked: false,
+            atime_due_at: i64::MIN,
             set_ids: if attr.mode & 0o6000 == 0 { SetIds::None } else { SetIds::Perhaps },
             reserved: 0,
             listed: false,
@@ -171,8 +171,8 @@ pub(super) struct InodeState {
     pub(super) version: u64,
     pub(super) mtime: Option<Fresh>,
     pub(super) atime: Option<Fresh>,
-    /// Whether a read since the last write has decided about atime.
-    pub(super) atime_checked: bool,
+    /// Before this time, in seconds since 1970, a read need not look whether it changes atime.
+    pub(super) atime_due_at: i64,
     pub(super) set_ids: SetIds,
     /// Bytes of this file counted against the capacity although they are not committed.
     pub(super) reserved: u64,
@@ -217,7 +217,7 @@ impl InodeState {
 
     pub(super) fn written_at(&mut self, time: Timestamp) {
         self.mtime = Some(Fresh { time, committed: false });
-        self.atime_checked = false;
+        self.atime_due_at = i64::MIN;
     }
 
     /// Adds memory for dirty bytes and gives back what is too much.

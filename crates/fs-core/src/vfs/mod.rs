@@ -9,13 +9,16 @@
 //! metadata names it). Lock order: see `inode`; tables and lists are leaves, but for a shard over an inode's state.
 
 mod attr;
+mod commit;
 mod compact;
 mod copy;
 mod dir;
 mod dirty;
 mod flush;
+pub mod fsck;
 mod gc;
 mod handle;
+pub mod info;
 mod inode;
 mod namespace;
 mod read;

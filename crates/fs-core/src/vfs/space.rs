@@ -51,7 +51,7 @@ impl Vfs {
         let mut state = inode.state();
         state.truncated(size);
         state.mtime = Some(Fresh { time: attr.mtime, committed: true });
-        state.atime_checked = false;
+        state.atime_due_at = i64::MIN;
         if set.kill_suid_sgid {
             state.set_ids = SetIds::None;
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,7 +17,7 @@ use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult,
 };
-use rfs_kv::MemKv;
+use rfs_kv::{FaultKv, Faults, Kv, MemKv};
 
 use super::*;
 use crate::data::{Budget, DataOptions, overlay};
@@ -38,6 +38,9 @@ const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 struct Store {
     inner: InMemory,
     down: AtomicBool,
+    /// Every so-manieth request fails; 0: none.
+    flaky: AtomicU64,
+    requests: AtomicU64,
 }
 
 impl fmt::Display for Store {
@@ -48,7 +51,9 @@ impl fmt::Display for Store {
 
 impl Store {
     fn admit(&self) -> object_store::Result<()> {
-        if self.down.load(Ordering::SeqCst) {
+        let request = self.requests.fetch_add(1, Ordering::SeqCst);
+        let flaky = self.flaky.load(Ordering::SeqCst);
+        if self.down.load(Ordering::SeqCst) || (flaky > 0 && request.is_multiple_of(flaky)) {
             return Err(object_store::Error::Generic { store: "test", source: "down".into() });
         }
         Ok(())
@@ -108,6 +113,7 @@ impl ObjectStore for Store {
 /// What outlives a mount.
 struct World {
     kv: MemKv,
+    faults: Faults,
     store: Arc<Store>,
     clock: Arc<ManualClock>,
     memory_bytes: u64,
@@ -127,6 +133,7 @@ impl World {
         Meta::format(&kv, &options, clock.now()).await.unwrap();
         World {
             kv,
+            faults: Faults::NONE,
             store: Arc::default(),
             clock,
             memory_bytes: 64 << 20,
@@ -140,7 +147,8 @@ impl World {
     }
 
     async fn mount(&self) -> Arc<Vfs> {
-        let kv = Arc::new(self.kv.reopen());
+        let kv: Arc<dyn Kv> = Arc::new(self.kv.reopen());
+        let kv = if self.faults == Faults::NONE { kv } else { Arc::new(FaultKv::new(kv, 1, self.faults)) };
         let clock = Arc::clone(&self.clock);
         let meta = Meta::open(kv, clock, &OpenOptions::default()).await.unwrap();
         let memory = Budget::new(self.memory_bytes);

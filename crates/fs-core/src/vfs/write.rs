@@ -115,7 +115,8 @@ impl Vfs {
         state.dirty.write(offset, args.bytes.clone());
         state.hold(Some(room.memory));
         state.length = state.length.max(end);
-        if args.origin == WriteOrigin::Process {
+        // A kernel that caches writes sends the times itself; without that cache, this is a page of a shared mapping.
+        if args.origin == WriteOrigin::Process || !self.options.kernel_caches_writes {
             state.written_at(self.now());
         }
         let stream = state.stream.advance(offset, len, STREAM_BYTES_MIN);

@@ -1,7 +1,6 @@
 //! The SDK's client from an [`S3Config`]: TLS, credentials, and everything of the SDK that is turned off.
 
 use std::path::Path;
-use std::time::Duration;
 
 use aws_config::environment::EnvironmentVariableRegionProvider;
 use aws_config::meta::region::RegionProviderChain;
@@ -12,8 +11,7 @@ use aws_sdk_s3::Client;
 use aws_sdk_s3::config::retry::RetryConfig;
 use aws_sdk_s3::config::timeout::TimeoutConfig;
 use aws_sdk_s3::config::{
-    IdentityCache, RequestChecksumCalculation, ResponseChecksumValidation, SharedHttpClient,
-    StalledStreamProtectionConfig,
+    RequestChecksumCalculation, ResponseChecksumValidation, SharedHttpClient, StalledStreamProtectionConfig,
 };
 use aws_smithy_http_client::Builder;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
@@ -25,10 +23,6 @@ use crate::{S3Config, StoreError};
 
 /// What servers that know no regions call theirs.
 const REGION_DEFAULT: &str = "us-east-1";
-
-/// For how long credentials that do not say when they expire are used before they are looked for again: whoever renews
-/// them in a file need not mount again.
-const CREDENTIALS_MAX_AGE: Duration = Duration::from_mins(2);
 
 /// Makes the client. Reads the environment and the AWS profile files; credentials are looked for at the first request.
 pub(super) async fn client(
@@ -42,8 +36,7 @@ pub(super) async fn client(
         // A repeated request is the business of the retry loop, a stalled one of the attempt's watch.
         .retry_config(RetryConfig::disabled())
         .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
-        .timeout_config(timeouts)
-        .identity_cache(IdentityCache::lazy().default_expiration(CREDENTIALS_MAX_AGE).build());
+        .timeout_config(timeouts);
     if let Some(region) = &config.region {
         loader = loader.region(Region::new(region.clone()));
     }

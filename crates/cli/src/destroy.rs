@@ -1,0 +1,82 @@
+//! `rfs destroy`: deletes a volume with everything in it.
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rfs_kv::Kv;
+use rfs_store_s3::StoreMetrics;
+
+use crate::control::Progress;
+use crate::engine::{self, Missing};
+use crate::exit::{Exit, Failure, Result, ResultExt};
+use crate::progress::Bar;
+use crate::url::MetaUrl;
+use crate::{format, output, volume};
+
+/// Delete a volume with everything in it
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The volume
+    meta_url: MetaUrl,
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit> {
+    let url = args.meta_url.canonical();
+    volume::refuse_mounted(&url)?;
+    crate::runtime::block_on(destroy(&url, args.yes))?;
+    Ok(Exit::Ok)
+}
+
+async fn destroy(url: &MetaUrl, yes: bool) -> Result<()> {
+    let kv = engine::open_kv(url, Missing::Fail).await?;
+    let emptied = empty(&*kv, url, yes).await;
+    let closed = kv.close().await.exit(Exit::MetadataDown, "closing the metadata store");
+    let deleted = emptied?;
+    closed?;
+    format::remove_metadata(url)?;
+    output::note(format_args!("deleted {url} and {deleted} objects"));
+    Ok(())
+}
+
+/// Deletes the contents, and what a shared metadata store holds; returns the number of objects.
+async fn empty(kv: &dyn Kv, url: &MetaUrl, yes: bool) -> Result<u64> {
+    let record = volume::read_record(kv).await?.ok_or_else(|| volume::not_formatted(url))?;
+    if !yes {
+        confirm(url, &record.store_url)?;
+    }
+    let metrics = Arc::new(StoreMetrics::default());
+    let store = volume::open_store_of(&record, Duration::from_mins(1), &metrics).await?;
+    volume::check_marker(&store, &record).await?;
+    let mut bar = Bar::new();
+    let deleted = volume::erase_store(&store, &mut |done| {
+        bar.show(&Progress { stage: "deleting contents".to_owned(), done, total: None });
+    })
+    .await?;
+    // The metadata last: it says where the contents are, so an interrupted command can be run again.
+    if !url.is_exclusive() {
+        engine::wipe(kv).await?;
+    }
+    Ok(deleted)
+}
+
+/// Asks whether this is meant.
+fn confirm(url: &MetaUrl, store: &str) -> Result<()> {
+    if !std::io::stdin().is_terminal() {
+        return Err(
+            Failure::usage("destroy asks before it deletes, and nobody is there to answer").hint("say --yes")
+        );
+    }
+    let mut stderr = std::io::stderr().lock();
+    write!(stderr, "This deletes all files in {url}\nand everything below {store}.\nType yes to go on: ")?;
+    stderr.flush()?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer).doing("reading the answer")?;
+    if answer.trim() == "yes" {
+        return Ok(());
+    }
+    Err(Failure::new(Exit::Error, "nothing was deleted"))
+}

@@ -1,0 +1,241 @@
+//! `rfs format`: makes a volume.
+
+#![expect(clippy::doc_markdown, reason = "doc comments of arguments are the help text, shown as it is")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use object_store::ObjectStore;
+use rfs_core::meta::{Codec, FormatOptions, VolumeLimits};
+use rfs_kv::Kv;
+use rfs_store_s3::StoreMetrics;
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::engine::{self, Missing, StoreSettings};
+use crate::exit::{Exit, Failure, Result, ResultExt};
+use crate::output;
+use crate::settings::{Size, Span};
+use crate::url::{MetaUrl, StoreUrl};
+use crate::volume;
+
+/// Make a volume
+///
+/// The store is tried out first: writing, reading, listing, deleting. Credentials come from the usual AWS places
+/// (environment, ~/.aws, instance) and are stored nowhere.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Where names and attributes go: redb:///path/meta.redb or fdb:///etc/foundationdb/fdb.cluster?prefix=rfs
+    meta_url: MetaUrl,
+    /// Where contents go: s3://bucket/prefix?endpoint=…&region=… or file:///path
+    store_url: StoreUrl,
+    /// Most bytes that files may take (10GiB); can be changed later
+    #[arg(long, value_name = "SIZE")]
+    capacity: Option<Size>,
+    /// Most inodes; can be changed later
+    #[arg(long, value_name = "COUNT")]
+    inodes: Option<u64>,
+    /// Unit of compression and checksums: a power of two from 4KiB to 4MiB
+    #[arg(long, value_name = "SIZE", default_value = "128KiB")]
+    block_size: Size,
+    /// Compression of blocks
+    #[arg(long, value_enum, value_name = "CODEC", default_value = "lz4")]
+    compression: Compression,
+    /// How long to try to reach the store
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    io_timeout: Span,
+    /// Give up what META_URL and STORE_URL hold now
+    #[arg(long)]
+    force: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Compression {
+    Lz4,
+    None,
+}
+
+#[derive(Serialize)]
+struct Formatted {
+    uuid: String,
+    meta_url: String,
+    store_url: String,
+    block_bytes: u32,
+    capacity_bytes: Option<u64>,
+    inodes_max: Option<u64>,
+    conditional_put: bool,
+    multipart: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit> {
+    let block_bytes = u32::try_from(args.block_size.0)
+        .ok()
+        .filter(|bytes| bytes.is_power_of_two() && (4 << 10..=4 << 20).contains(bytes));
+    let block_bytes =
+        block_bytes.ok_or_else(|| Failure::usage("--block-size must be a power of two from 4KiB to 4MiB"))?;
+    let limits = VolumeLimits { capacity: args.capacity.map(|size| size.0), inodes: args.inodes };
+    let codec = match args.compression {
+        Compression::Lz4 => Codec::Lz4,
+        Compression::None => Codec::None,
+    };
+    let plan = Plan {
+        meta: args.meta_url.canonical(),
+        store: args.store_url.clone(),
+        block_bytes,
+        codec,
+        limits,
+        io_timeout: args.io_timeout.0,
+        force: args.force,
+    };
+    engine::check_store_url(&plan.store)?;
+    volume::refuse_mounted(&plan.meta)?;
+    let formatted = crate::runtime::block_on(plan.format())?;
+    if args.json {
+        output::json(&formatted)?;
+    } else {
+        output::line(format_args!(
+            "made volume {}\n  metadata    {}\n  store       {}\nmount it with: rfs mount {} DIRECTORY",
+            formatted.uuid, formatted.meta_url, formatted.store_url, formatted.meta_url
+        ))?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// Makes the embedded default volume below `directory`, unless it is there.
+pub(crate) async fn embedded(directory: &Path) -> Result<MetaUrl> {
+    let meta = MetaUrl::Redb(directory.join("meta.redb"));
+    if directory.join("meta.redb").exists() {
+        return Ok(meta.canonical());
+    }
+    std::fs::create_dir_all(directory).doing(format!("making {}", directory.display()))?;
+    let plan = Plan {
+        meta: meta.canonical(),
+        store: StoreUrl::File(crate::url::canonical(directory).join("store")),
+        block_bytes: 128 << 10,
+        codec: Codec::Lz4,
+        limits: VolumeLimits::default(),
+        io_timeout: Duration::from_secs(30),
+        force: false,
+    };
+    let meta = plan.meta.clone();
+    plan.format().await?;
+    tracing::info!(volume = %meta, "made the embedded volume");
+    Ok(meta)
+}
+
+/// Everything that formatting needs to know.
+struct Plan {
+    meta: MetaUrl,
+    store: StoreUrl,
+    block_bytes: u32,
+    codec: Codec,
+    limits: VolumeLimits,
+    io_timeout: Duration,
+    force: bool,
+}
+
+impl Plan {
+    async fn format(self) -> Result<Formatted> {
+        self.check_metadata_is_free().await?;
+        let settings = StoreSettings {
+            io_timeout: Some(self.io_timeout),
+            missing: Missing::Create,
+            metrics: Arc::new(StoreMetrics::default()),
+        };
+        let store = engine::open_store(&self.store, &settings).await?;
+        let probed = engine::probe(&store).await?;
+        if self.force {
+            volume::erase_store(&store, &mut |_| {}).await?;
+        } else {
+            volume::check_store_is_free(&store, &self.store).await?;
+        }
+        let kv = engine::open_kv(&self.meta, Missing::Create).await?;
+        let made = self.make(&*kv, &store).await;
+        let closed = kv.close().await.exit(Exit::MetadataDown, "closing the metadata store");
+        let uuid = made?;
+        closed?;
+        Ok(Formatted {
+            uuid: uuid.to_string(),
+            meta_url: self.meta.to_string(),
+            store_url: self.store.to_string(),
+            block_bytes: self.block_bytes,
+            capacity_bytes: self.limits.capacity,
+            inodes_max: self.limits.inodes,
+            conditional_put: probed.conditional_put,
+            multipart: probed.multipart,
+        })
+    }
+
+    /// Refuses to format over a volume, or clears it away if that is wanted.
+    async fn check_metadata_is_free(&self) -> Result<()> {
+        if let MetaUrl::Redb(path) = &self.meta
+            && !path.exists()
+        {
+            return match path.parent().filter(|directory| directory.is_dir()) {
+                Some(_) => Ok(()),
+                None => Err(Failure::new(
+                    Exit::Error,
+                    format!("the directory of {} does not exist", path.display()),
+                )
+                .hint("make it first, on a disk that survives a reboot")),
+            };
+        }
+        let kv = match engine::open_kv(&self.meta, Missing::Fail).await {
+            Ok(kv) => kv,
+            // What cannot be read is given up, too; what somebody uses is not.
+            Err(failure) if self.force && matches!(failure.exit, Exit::Damage | Exit::Version) => {
+                return remove_metadata(&self.meta);
+            }
+            Err(failure) => return Err(failure),
+        };
+        let found = volume::read_record(&*kv).await;
+        let wipe = self.force && !self.meta.is_exclusive();
+        let wiped = if wipe { engine::wipe(&*kv).await } else { Ok(()) };
+        kv.close().await.exit(Exit::MetadataDown, "closing the metadata store")?;
+        wiped?;
+        if self.force {
+            return remove_metadata(&self.meta);
+        }
+        match found? {
+            None => Ok(()),
+            Some(record) => Err(Failure::new(
+                Exit::Error,
+                format!("{} is already formatted: it holds volume {}", self.meta, record.uuid),
+            )
+            .hint(format!(
+                "mount it with: rfs mount {} DIRECTORY; to give it up: rfs destroy, or rfs format --force",
+                self.meta
+            ))),
+        }
+    }
+
+    async fn make(&self, kv: &dyn Kv, store: &Arc<dyn ObjectStore>) -> Result<Uuid> {
+        let options = FormatOptions {
+            uuid: Uuid::new_v4(),
+            block_bytes: self.block_bytes,
+            codec: self.codec,
+            store_url: self.store.to_string(),
+            limits: self.limits,
+            root_uid: rustix::process::geteuid().as_raw(),
+            root_gid: rustix::process::getegid().as_raw(),
+            root_mode: 0o755,
+        };
+        volume::format(kv, store, &options).await.map(|volume| volume.uuid)
+    }
+}
+
+/// Removes the file of a redb volume; other engines have been emptied already.
+pub(crate) fn remove_metadata(url: &MetaUrl) -> Result<()> {
+    let MetaUrl::Redb(path) = url else { return Ok(()) };
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).doing(format!("removing {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,51 @@
+//! `rfs install-helpers`: what mount(8) and fstab need.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use crate::exit::{Exit, Failure, Result, ResultExt};
+use crate::mount_helper::NAMES;
+use crate::output;
+
+/// Let mount(8) and /etc/fstab mount rfs: links /sbin/mount.rfs and /sbin/mount.fuse.rfs to this program
+///
+/// Afterwards a line of fstab such as `redb:///srv/meta.redb /mnt rfs defaults 0 0` and `mount -o remount,ro /mnt` work.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Root of the system to install into
+    #[arg(long, default_value = "/", value_name = "DIR")]
+    prefix: PathBuf,
+    /// Remove the links instead
+    #[arg(long)]
+    remove: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<Exit> {
+    let program = std::env::current_exe().doing("finding the rfs program")?;
+    let directory = args.prefix.join("sbin");
+    if !args.remove {
+        std::fs::create_dir_all(&directory).doing(format!("making {}", directory.display()))?;
+    }
+    for name in NAMES {
+        let link = directory.join(name);
+        remove_link(&link)?;
+        if args.remove {
+            continue;
+        }
+        symlink(&program, &link).doing(format!("linking {}", link.display()))?;
+        output::line(format_args!("{} -> {}", link.display(), program.display()))?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// Removes a link of ours; refuses to remove anything else.
+fn remove_link(link: &Path) -> Result<()> {
+    match std::fs::symlink_metadata(link) {
+        Err(_) => Ok(()),
+        Ok(found) if found.is_symlink() => {
+            std::fs::remove_file(link).doing(format!("removing the old link {}", link.display()))
+        }
+        Ok(_) => Err(Failure::new(Exit::Error, format!("{} exists and is no link", link.display()))
+            .hint("another program put it there; remove it first")),
+    }
+}

@@ -1,0 +1,394 @@
+//! `rfs mount`: shows a volume in the directory tree, until it is unmounted.
+//!
+//! Order matters here. Opening: lock the metadata, check the store, listen on the control socket, mount, and only then
+//! say that it is ready. Ending: the kernel's bytes, the filesystem's bytes, the session, the engine; whoever asked for
+//! the end over the socket is answered last.
+
+#![expect(clippy::doc_markdown, reason = "doc comments of arguments are the help text, shown as it is")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rfs_core::vfs::{ShutdownReport, Vfs, VfsOptions, WriteAccess};
+use rfs_fuse::{MountError, MountHandle, MountOptions, Sharing};
+use tokio::runtime::Handle;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::exit::{Exit, Failure, Result, ResultExt};
+use crate::logging::LogArgs;
+use crate::serve::{End, Mounted, Server};
+use crate::settings::{Size, Span, Switch};
+use crate::url::MetaUrl;
+use crate::volume::{OpenSettings, Volume};
+use crate::{daemon, format, logging, output, paths, volume};
+
+/// Size of the disk cache, unless told otherwise.
+const CACHE_SIZE_DEFAULT: Size = Size(10 << 30);
+/// Least memory that works: a pack being filled, parts on their way, some cache.
+const MEMORY_MIN: Size = Size(32 << 20);
+
+/// Mount a volume
+///
+/// Without META_URL, mounts the embedded volume: a redb file and a directory below ~/.local/share/rfs, made at first
+/// use. Stays in the foreground and ends when the volume is unmounted; Ctrl-C or SIGTERM unmount it. Credentials come from
+/// the usual AWS places (environment, ~/.aws, instance).
+#[derive(Debug, Clone, clap::Args)]
+#[command(allow_missing_positional = true)]
+pub(crate) struct Args {
+    /// The volume: redb:///path/meta.redb or fdb:///etc/foundationdb/fdb.cluster?prefix=rfs
+    pub(crate) meta_url: Option<MetaUrl>,
+    /// Where to: an existing, empty directory
+    pub(crate) mountpoint: PathBuf,
+    /// Return when the mount answers, and go on in the background
+    #[arg(short, long)]
+    pub(crate) daemon: bool,
+    /// Mount options, as in fstab: ro, allow_other, noatime, nosuid, nonempty, …; also memory=, cache-dir=, cache-size=,
+    /// io-timeout=, writeback-cache=
+    #[arg(short, value_name = "OPTIONS")]
+    pub(crate) options: Vec<String>,
+    /// Nothing can be changed (as -o ro)
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// Other users may use the mount, as far as permission bits let them (as -o allow_other)
+    #[arg(long)]
+    pub(crate) allow_other: bool,
+    /// Memory for caches and for what is waiting to be stored
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<Size>,
+    /// Keep contents that were read in this directory, too
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache_dir: Option<PathBuf>,
+    /// Most bytes in the cache directory
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) cache_size: Option<Size>,
+    /// How long a request to the store is tried until programs get an I/O error; 0 is for ever
+    #[arg(long, value_name = "TIME")]
+    pub(crate) io_timeout: Option<Span>,
+    /// Whether the kernel collects small writes; on for a volume that one machine owns and that has no --capacity
+    #[arg(long, value_enum, value_name = "WHEN")]
+    pub(crate) writeback_cache: Option<Switch>,
+}
+
+/// What to mount where and how: arguments and options, parsed and checked.
+#[derive(Debug)]
+struct Settings {
+    volume: Option<MetaUrl>,
+    mountpoint: PathBuf,
+    options: MountOptions,
+    memory: Size,
+    cache: Option<(PathBuf, Size)>,
+    io_timeout: Duration,
+}
+
+impl Settings {
+    fn of(args: &Args) -> Result<Settings> {
+        let mut args = args.clone();
+        let mut options = MountOptions::default();
+        let lists = std::mem::take(&mut args.options);
+        for list in &lists {
+            let mut wrong = None;
+            let parsed = options.apply(list, |name, value| match args.apply_option(name, value) {
+                Ok(known) => known,
+                Err(message) => {
+                    wrong.get_or_insert(message);
+                    true
+                }
+            });
+            parsed.exit(Exit::Usage, format!("-o {list}"))?;
+            if let Some(message) = wrong {
+                return Err(Failure::usage(format!("-o {list}: {message}")));
+            }
+        }
+        options.read_only |= args.read_only;
+        if args.allow_other {
+            options.access = rfs_fuse::Access::Everyone;
+        }
+        if let Some(switch) = args.writeback_cache {
+            options.writeback = Some(switch == Switch::On);
+        }
+        let memory = args.memory.unwrap_or(volume::MEMORY_DEFAULT);
+        if memory < MEMORY_MIN {
+            return Err(Failure::usage(format!(
+                "--memory {memory} is too little: give it {MEMORY_MIN} at least"
+            )));
+        }
+        let cache = match (args.cache_dir, args.cache_size) {
+            (Some(dir), size) => {
+                let dir = crate::url::absolute(&dir).map_err(Failure::usage)?;
+                Some((dir, size.unwrap_or(CACHE_SIZE_DEFAULT)))
+            }
+            (None, Some(_)) => return Err(Failure::usage("--cache-size needs --cache-dir")),
+            (None, None) => None,
+        };
+        Ok(Settings {
+            volume: args.meta_url.map(|url| url.canonical()),
+            mountpoint: crate::url::absolute(&args.mountpoint).map_err(Failure::usage)?,
+            options,
+            memory,
+            cache,
+            io_timeout: args.io_timeout.map_or(volume::IO_TIMEOUT_DEFAULT, |span| span.0),
+        })
+    }
+}
+
+/// Options of `-o` that are ours rather than the kernel's, with dashes.
+const OWN_OPTIONS: [&str; 5] = ["memory", "cache-dir", "cache-size", "io-timeout", "writeback-cache"];
+
+/// Whether a word of `-o` is an option of ours.
+pub(crate) fn is_own_option(name: &str) -> bool {
+    OWN_OPTIONS.contains(&name.replace('_', "-").as_str())
+}
+
+impl Args {
+    /// Takes an option of `-o` that is one of our own; whether it is.
+    fn apply_option(&mut self, name: &str, value: Option<&str>) -> Result<bool, String> {
+        let given = || value.ok_or_else(|| format!("{name} needs a value"));
+        match name.replace('_', "-").as_str() {
+            "memory" => self.memory = Some(given()?.parse()?),
+            "cache-dir" => self.cache_dir = Some(given()?.into()),
+            "cache-size" => self.cache_size = Some(given()?.parse()?),
+            "io-timeout" => self.io_timeout = Some(given()?.parse()?),
+            "writeback-cache" => self.writeback_cache = Some(given()?.parse()?),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+pub(crate) fn run(args: &Args, log: &LogArgs) -> Result<Exit> {
+    let settings = Settings::of(args)?;
+    if args.daemon && !daemon::is_child() {
+        daemon::spawn()?;
+        return Ok(Exit::Ok);
+    }
+    let mut log = log.clone();
+    if daemon::is_child() {
+        daemon::leave_session();
+        if log.log_file.is_none() {
+            log.log_file = Some(default_log_file()?);
+        }
+    }
+    logging::start(&log)?;
+    let runtime = crate::runtime::start()?;
+    let result = runtime.block_on(mount(settings));
+    // A request to the store or a thread in the kernel may still hang; everything that matters has been waited for.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    result
+}
+
+fn default_log_file() -> Result<PathBuf> {
+    let directory = paths::state_dir()?;
+    std::fs::create_dir_all(&directory).doing(format!("making {}", directory.display()))?;
+    Ok(directory.join("mount.log"))
+}
+
+async fn mount(settings: Settings) -> Result<Exit> {
+    // Before anything that takes long, so that an early signal is not lost.
+    let mut signals = Signals::listen()?;
+    let url = match &settings.volume {
+        Some(url) => url.clone(),
+        None => format::embedded(&paths::data_dir()?).await?,
+    };
+    let running = tokio::select! {
+        running = start(&url, settings) => running?,
+        name = signals.next() => return Err(Failure::new(Exit::Error, format!("{name} before the volume was mounted"))),
+    };
+    if daemon::is_child() {
+        daemon::detach()?;
+    }
+    running.serve(signals).await
+}
+
+/// A mount that answers.
+struct Running {
+    mounted: Arc<Mounted>,
+    server: Server,
+}
+
+async fn start(url: &MetaUrl, settings: Settings) -> Result<Running> {
+    volume::refuse_mounted(url)?;
+    let open = OpenSettings {
+        mountpoint: settings.mountpoint.clone(),
+        read_only: settings.options.read_only,
+        memory: settings.memory,
+        cache: settings.cache.clone(),
+        io_timeout: settings.io_timeout,
+    };
+    let volume = Volume::open(url, &open).await?;
+    match start_over(&volume, &settings).await {
+        Ok((vfs, handle, server_parts)) => {
+            let mounted = Arc::new(Mounted::new(volume, vfs, handle, settings.options.describe()));
+            let server = Server::start(server_parts, Arc::clone(&mounted));
+            Ok(Running { mounted, server })
+        }
+        Err(failure) => {
+            if let Err(error) = volume.release().await {
+                tracing::warn!(%error, "closing the volume after mounting failed");
+            }
+            Err(failure)
+        }
+    }
+}
+
+/// What mounting an open volume makes.
+type Parts = (Arc<Vfs>, Arc<MountHandle>, crate::serve::Socket);
+
+async fn start_over(volume: &Volume, settings: &Settings) -> Result<Parts> {
+    let exclusive = volume.url.is_exclusive();
+    // The kernel would accept what the capacity then refuses.
+    let unlimited = volume.record.limits.capacity.is_none();
+    let writeback_default = exclusive && unlimited;
+    let options = &settings.options;
+    let vfs_options = VfsOptions {
+        access: if options.read_only { WriteAccess::ReadOnly } else { WriteAccess::ReadWrite },
+        kernel_caches_writes: options.writeback.unwrap_or(writeback_default) && cfg!(target_os = "linux"),
+        atime: options.atime,
+        ..VfsOptions::default()
+    };
+    let (meta, data) = (Arc::clone(&volume.meta), Arc::clone(&volume.data));
+    let vfs = Vfs::mount(meta, data, Arc::clone(&volume.memory), vfs_options);
+    match attach(volume, settings, &vfs).await {
+        Ok((handle, socket)) => Ok((vfs, handle, socket)),
+        Err(failure) => {
+            vfs.shutdown().await;
+            Err(failure)
+        }
+    }
+}
+
+/// Listens for commands and mounts.
+async fn attach(
+    volume: &Volume,
+    settings: &Settings,
+    vfs: &Arc<Vfs>,
+) -> Result<(Arc<MountHandle>, crate::serve::Socket)> {
+    let mountpoint = rfs_fuse::resolve(&settings.mountpoint)
+        .map_err(|_| MountError::MountpointMissing(settings.mountpoint.clone()))?;
+    // First the socket: whoever sees the mount can ask it.
+    let socket = crate::serve::Socket::bind(&volume.url, &mountpoint)?;
+    let fuse = rfs_fuse::MountSettings {
+        mountpoint: settings.mountpoint.clone(),
+        source: volume.url.to_string(),
+        options: settings.options.clone(),
+        sharing: if volume.url.is_exclusive() { Sharing::Exclusive } else { Sharing::Shared },
+        threads: None,
+        answer_within: Some(settings.io_timeout)
+            .filter(|timeout| !timeout.is_zero())
+            .map(|timeout| timeout * 2 + Duration::from_secs(30)),
+        replace_dead: true,
+    };
+    let (vfs, runtime) = (Arc::clone(vfs), Handle::current());
+    let mounting = tokio::task::spawn_blocking(move || rfs_fuse::mount(vfs, &runtime, &fuse));
+    let handle = mounting.await?.map_err(mount_failure)?;
+    Ok((Arc::new(handle), socket))
+}
+
+fn mount_failure(error: MountError) -> Failure {
+    let exit = match &error {
+        MountError::AlreadyMounted { .. } => Exit::Busy,
+        _ => Exit::Error,
+    };
+    Failure { exit, error: error.into(), hint: None }
+}
+
+impl Running {
+    /// Serves until the end, and ends everything in order.
+    async fn serve(mut self, mut signals: Signals) -> Result<Exit> {
+        let handle = Arc::clone(self.mounted.handle());
+        let unmounted = tokio::select! {
+            ended = handle.wait() => ended.doing("serving the mount"),
+            name = signals.next() => {
+                tracing::info!(signal = name, "unmounting");
+                let stopped = tokio::select! {
+                    stopped = handle.stop() => stopped.map(|_| ()).doing("unmounting"),
+                    again = signals.next() => return Err(gave_up(again)),
+                };
+                stopped
+            }
+        };
+        let ended = tokio::select! {
+            ended = self.end() => ended,
+            again = signals.next() => return Err(gave_up(again)),
+        };
+        unmounted?;
+        ended
+    }
+
+    /// Stores what is left, closes everything, and answers whoever asked for the end.
+    async fn end(&mut self) -> Result<Exit> {
+        let report = self.mounted.vfs().shutdown().await;
+        let closed = self.mounted.volume().release().await;
+        let lost = lost(&report);
+        let end = End { lost: lost.clone(), failure: closed.as_ref().err().map(Failure::message) };
+        self.server.stop(end).await;
+        if !lost.is_empty() {
+            for line in &lost {
+                output::note(format_args!("rfs: not stored: {line}"));
+                tracing::error!(what = %line, "not stored");
+            }
+            return Err(Failure::new(Exit::StoreDown, "not everything could be stored"));
+        }
+        closed?;
+        Ok(Exit::Ok)
+    }
+}
+
+fn gave_up(signal: &str) -> Failure {
+    Failure::new(
+        Exit::Error,
+        format!("a second {signal} while storing what is left: what was not stored is lost"),
+    )
+}
+
+/// What was not stored, for people.
+fn lost(report: &ShutdownReport) -> Vec<String> {
+    let files =
+        report.unsaved.iter().map(|unsaved| format!("{} bytes of inode {}", unsaved.bytes, unsaved.ino));
+    files.chain(report.errors.iter().map(ToString::to_string)).collect()
+}
+
+/// The signals that end a mount.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Signals> {
+        let listen = |kind| signal(kind).doing("listening for signals");
+        Ok(Signals {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits for the next one and names it.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.hangup.recv() => "SIGHUP",
+        }
+    }
+}
+
+/// Mounts on behalf of mount(8): in the background.
+pub(crate) fn run_for_mount(spec: &str, directory: &Path, options: &str) -> Result<Exit> {
+    let args = Args {
+        meta_url: Some(spec.parse().map_err(Failure::usage)?),
+        mountpoint: directory.to_owned(),
+        daemon: true,
+        options: vec![options.to_owned()],
+        read_only: false,
+        allow_other: false,
+        memory: None,
+        cache_dir: None,
+        cache_size: None,
+        io_timeout: None,
+        writeback_cache: None,
+    };
+    run(&args, &LogArgs::default())
+}

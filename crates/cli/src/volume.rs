@@ -1,0 +1,298 @@
+//! A volume that this process has open: metadata and store together, with or without a mount.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use object_store::path::Path as ObjectPath;
+use object_store::{ObjectStore, ObjectStoreExt};
+use rfs_core::data::{Budget, Data, DataOptions, DiskCacheOptions};
+use rfs_core::meta::{self, FormatOptions, Meta, OpenOptions, Sharing};
+use rfs_core::types::{Clock, SessionId, SystemClock};
+use rfs_kv::Kv;
+use rfs_store_s3::StoreMetrics;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::control::{Client, Request};
+use crate::engine::{self, Missing, StoreSettings};
+use crate::exit::{Exit, Failure, Result, ResultExt, meta_failure};
+use crate::settings::Size;
+use crate::url::{MetaUrl, StoreUrl};
+
+/// The object that says whose store this is. Without it, a volume could be mounted over an empty directory whose disk is
+/// not mounted, and two volumes could share a prefix and delete each other's packs.
+const MARKER: &str = "rfs-volume.json";
+
+/// Where the data layer keeps its objects. Nothing else below the store's prefix is ours to delete.
+const PACKS: &str = "packs";
+
+/// Contents of the marker.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Marker {
+    format: u32,
+    uuid: String,
+}
+
+/// How to open a volume.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenSettings {
+    /// Where it will be mounted; shown to others.
+    pub(crate) mountpoint: PathBuf,
+    /// Whether nothing may be changed.
+    pub(crate) read_only: bool,
+    /// Memory for dirty data and caches.
+    pub(crate) memory: Size,
+    /// Disk cache: where, and how large.
+    pub(crate) cache: Option<(PathBuf, Size)>,
+    /// How long a request to the store is tried; zero: for ever.
+    pub(crate) io_timeout: Duration,
+}
+
+/// Default of `--memory`.
+pub(crate) const MEMORY_DEFAULT: Size = Size(256 << 20);
+/// Default of `--io-timeout`.
+pub(crate) const IO_TIMEOUT_DEFAULT: Duration = Duration::from_mins(5);
+
+impl Default for OpenSettings {
+    fn default() -> OpenSettings {
+        OpenSettings {
+            mountpoint: PathBuf::new(),
+            read_only: false,
+            memory: MEMORY_DEFAULT,
+            cache: None,
+            io_timeout: IO_TIMEOUT_DEFAULT,
+        }
+    }
+}
+
+/// An open volume.
+pub(crate) struct Volume {
+    /// Its metadata URL.
+    pub(crate) url: MetaUrl,
+    /// What it is.
+    pub(crate) record: meta::Volume,
+    /// Names and attributes.
+    pub(crate) meta: Arc<Meta>,
+    /// Contents.
+    pub(crate) data: Arc<Data>,
+    /// Memory for what is waiting to be stored.
+    pub(crate) memory: Arc<Budget>,
+    kv: Arc<dyn Kv>,
+}
+
+impl Volume {
+    /// Opens the volume at `url` and checks that its store is the right one.
+    ///
+    /// # Errors
+    /// `NotFormatted`, `Version`, `MetadataDown`, `Damage`, `Busy`; for the store `Credentials`, `NoBucket`, `StoreDown`.
+    pub(crate) async fn open(url: &MetaUrl, settings: &OpenSettings) -> Result<Volume> {
+        let kv = engine::open_kv(url, Missing::Fail).await?;
+        match Volume::open_over(url, settings, &kv).await {
+            Ok(volume) => Ok(volume),
+            Err(failure) => {
+                close_after_failure(&*kv).await;
+                Err(failure)
+            }
+        }
+    }
+
+    async fn open_over(url: &MetaUrl, settings: &OpenSettings, kv: &Arc<dyn Kv>) -> Result<Volume> {
+        let record = read_record(&**kv).await?.ok_or_else(|| not_formatted(url))?;
+        let metrics = Arc::new(StoreMetrics::default());
+        let store = open_store_of(&record, settings.io_timeout, &metrics).await?;
+        check_marker(&store, &record).await?;
+
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let options = OpenOptions {
+            hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            pid: std::process::id(),
+            mountpoint: settings.mountpoint.display().to_string(),
+            read_only: settings.read_only,
+            sharing: if url.is_exclusive() { Sharing::Exclusive } else { Sharing::Shared },
+        };
+        let opened = Meta::open(Arc::clone(kv), clock, &options).await;
+        let meta = Arc::new(opened.map_err(|e| meta_failure(e, "opening the volume"))?);
+
+        // A quarter for what was read, the rest for what is on its way to the store.
+        let cache_memory_bytes = settings.memory.0 / 4;
+        let memory = Budget::new(settings.memory.0 - cache_memory_bytes);
+        let session = meta.session_id().unwrap_or(SessionId(0));
+        let options = DataOptions {
+            block_bytes: record.block_bytes,
+            cache_memory_bytes,
+            disk_cache: settings
+                .cache
+                .clone()
+                .map(|(dir, Size(bytes_max))| DiskCacheOptions { dir, bytes_max }),
+            io_timeout: Some(settings.io_timeout).filter(|timeout| !timeout.is_zero()),
+            ..DataOptions::new(session, record.uuid, Arc::clone(&memory))
+        };
+        let data = Data::open(options, store).await;
+        let data = Arc::new(data.map_err(|e| meta_failure(e, "opening the data layer"))?);
+        Ok(Volume { url: url.clone(), record, meta, data, memory, kv: Arc::clone(kv) })
+    }
+
+    /// Closes what `open` opened, in order. The data's errors are the most important ones; all parts are closed anyway.
+    pub(crate) async fn close(&self) -> Result<()> {
+        let data = self.data.close().await.map_err(|e| store_error(e, "storing what was left"));
+        let meta = self.meta.close().await.map_err(|e| meta_failure(e, "ending the session"));
+        data.and(meta).and(self.release().await)
+    }
+
+    /// Closes the engine, after a `Vfs` has closed the rest.
+    pub(crate) async fn release(&self) -> Result<()> {
+        self.kv.close().await.exit(Exit::MetadataDown, "closing the metadata store")
+    }
+}
+
+/// A failure of the data layer.
+pub(crate) fn store_error(error: rfs_core::types::Error, doing: &str) -> Failure {
+    use rfs_core::types::ErrorKind;
+    let exit = if error.kind == ErrorKind::Io { Exit::StoreDown } else { Exit::Error };
+    Failure { exit, error: anyhow::Error::new(error).context(doing.to_owned()), hint: None }
+}
+
+/// Releases a store that is of no use; its error would hide the one that matters.
+pub(crate) async fn close_after_failure(kv: &dyn Kv) {
+    if let Err(error) = kv.close().await {
+        tracing::warn!(%error, "closing the metadata store");
+    }
+}
+
+/// The volume record, if there is one.
+///
+/// # Errors
+/// `Version` when it was written by a version that this one does not understand.
+pub(crate) async fn read_record(kv: &dyn Kv) -> Result<Option<meta::Volume>> {
+    use rfs_core::types::ErrorKind;
+    Meta::volume(kv).await.map_err(|error| match error.kind {
+        ErrorKind::NotSupported => {
+            Failure { exit: Exit::Version, error: error.into(), hint: Some("install a newer rfs".to_owned()) }
+        }
+        _ => meta_failure(error, "reading the volume record"),
+    })
+}
+
+/// What to say when a metadata URL holds no volume.
+pub(crate) fn not_formatted(url: &MetaUrl) -> Failure {
+    Failure::new(Exit::NotFormatted, format!("{url} holds no volume"))
+        .hint(format!("make one with: rfs format {url} STORE_URL"))
+}
+
+/// Opens the store that a volume's record names.
+pub(crate) async fn open_store_of(
+    record: &meta::Volume,
+    io_timeout: Duration,
+    metrics: &Arc<StoreMetrics>,
+) -> Result<Arc<dyn ObjectStore>> {
+    let url: StoreUrl = record.store_url.parse().map_err(|e| {
+        Failure::new(Exit::Error, format!("the volume names a store that this version cannot open: {e}"))
+    })?;
+    let settings =
+        StoreSettings { io_timeout: Some(io_timeout), missing: Missing::Fail, metrics: Arc::clone(metrics) };
+    engine::open_store(&url, &settings).await
+}
+
+/// Makes sure that the store holds this volume's contents and no other's.
+pub(crate) async fn check_marker(store: &Arc<dyn ObjectStore>, record: &meta::Volume) -> Result<()> {
+    match read_marker(store).await? {
+        Some(marker) if marker.uuid == record.uuid.to_string() => Ok(()),
+        Some(marker) => Err(Failure::new(
+            Exit::Error,
+            format!("{} holds another volume ({} instead of {})", record.store_url, marker.uuid, record.uuid),
+        )
+        .hint("was the store replaced, or the metadata file restored from another volume?")),
+        None => Err(Failure::new(
+            Exit::StoreDown,
+            format!("{} answers, but does not hold this volume: {MARKER} is missing", record.store_url),
+        )
+        .hint("is its disk mounted, and does the bucket still have its contents?")),
+    }
+}
+
+async fn read_marker(store: &Arc<dyn ObjectStore>) -> Result<Option<Marker>> {
+    let doing = "reading the store's volume marker";
+    let bytes = match store.get(&ObjectPath::from(MARKER)).await {
+        Ok(found) => found.bytes().await.map_err(|e| engine::store_failure(e, doing))?,
+        Err(error) if engine::is_not_found(&error) => return Ok(None),
+        Err(error) => return Err(engine::store_failure(error, doing)),
+    };
+    serde_json::from_slice(&bytes).exit(Exit::Damage, format!("{MARKER} in the store is damaged")).map(Some)
+}
+
+/// Refuses a store that holds the packs of another volume.
+pub(crate) async fn check_store_is_free(store: &Arc<dyn ObjectStore>, url: &StoreUrl) -> Result<()> {
+    use futures::TryStreamExt;
+    let Some(marker) = read_marker(store).await? else { return Ok(()) };
+    let mut packs = store.list(Some(&ObjectPath::from(PACKS)));
+    let other = packs.try_next().await.map_err(|e| engine::store_failure(e, "listing the store"))?;
+    match other {
+        // A format that was interrupted, or a volume that never held anything.
+        None => Ok(()),
+        Some(_) => {
+            Err(Failure::new(Exit::Error, format!("{url} holds the contents of volume {}", marker.uuid))
+                .hint("give the new volume a prefix or directory of its own; --force gives up what is there"))
+        }
+    }
+}
+
+/// Says in the store whose it is.
+pub(crate) async fn write_marker(store: &Arc<dyn ObjectStore>, uuid: Uuid) -> Result<()> {
+    let marker = serde_json::to_vec(&Marker { format: 1, uuid: uuid.to_string() })?;
+    let put = store.put(&ObjectPath::from(MARKER), Bytes::from(marker).into()).await;
+    put.map(|_| ()).map_err(|e| engine::store_failure(e, "writing the store's volume marker"))
+}
+
+/// Deletes the volume's objects in the store, the marker last; calls `progress` with the number of objects deleted.
+pub(crate) async fn erase_store(store: &Arc<dyn ObjectStore>, progress: &mut dyn FnMut(u64)) -> Result<u64> {
+    use futures::{StreamExt, TryStreamExt};
+    let packs = store.list(Some(&ObjectPath::from(PACKS)));
+    let objects = packs.map_ok(|object| object.location).boxed();
+    let mut deleted = store.delete_stream(objects);
+    let mut count = 0;
+    while let Some(result) = deleted.next().await {
+        match result {
+            Ok(_) => count += 1,
+            Err(error) if engine::is_not_found(&error) => {}
+            Err(error) => return Err(engine::store_failure(error, "deleting the volume's contents")),
+        }
+        progress(count);
+    }
+    match store.delete(&ObjectPath::from(MARKER)).await {
+        Err(error) if !engine::is_not_found(&error) => {
+            Err(engine::store_failure(error, "deleting the store's volume marker"))
+        }
+        _ => Ok(count),
+    }
+}
+
+/// Makes a volume: the marker first, so that metadata never names a store that is not ready.
+pub(crate) async fn format(
+    kv: &dyn Kv,
+    store: &Arc<dyn ObjectStore>,
+    options: &FormatOptions,
+) -> Result<meta::Volume> {
+    write_marker(store, options.uuid).await?;
+    let volume = Meta::format(kv, options, SystemClock.now()).await;
+    let volume = volume.map_err(|e| meta_failure(e, "writing the volume record"))?;
+    kv.sync().await.exit(Exit::MetadataDown, "making the new volume durable")?;
+    Ok(volume)
+}
+
+/// Refuses to go on while a mount on this machine has the volume open.
+///
+/// # Errors
+/// `MountedElsewhere`, saying where.
+pub(crate) fn refuse_mounted(url: &MetaUrl) -> Result<()> {
+    if !url.is_exclusive() {
+        return Ok(());
+    }
+    let Some(mut client) = Client::of_volume(url)? else { return Ok(()) };
+    let status: Result<crate::status::Report> = client.call(Request::Status, &mut |_| {});
+    let place = status.ok().and_then(|status| status.mount).map(|mount| mount.mountpoint);
+    let place = place.unwrap_or_else(|| "another directory".to_owned());
+    Err(Failure::new(Exit::MountedElsewhere, format!("{url} is mounted at {place}"))
+        .hint(format!("unmount it first: rfs umount {place}")))
+}

@@ -1,0 +1,264 @@
+//! The built `rfs`, as a shell sees it: output, messages, exit codes. Nothing is mounted here; that is e2e's.
+#![allow(clippy::unwrap_used, reason = "in a test a failed unwrap is a failed test")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// A place for a volume, and `rfs` in an environment of its own.
+struct Place {
+    dir: TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place { dir: TempDir::new().unwrap() }
+    }
+
+    /// A formatted volume over a local directory.
+    fn formatted() -> Place {
+        let place = Place::new();
+        let made = place.rfs(&["format", &place.meta(), &place.store()]);
+        assert_eq!(code(&made), 0, "{}", text(&made));
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn meta(&self) -> String {
+        format!("redb://{}", self.path("meta.redb").display())
+    }
+
+    fn store(&self) -> String {
+        format!("file://{}", self.path("store").display())
+    }
+
+    fn rfs(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rfs"));
+        command.args(args).env("RFS_RUNTIME_DIR", self.path("run"));
+        command.env("XDG_DATA_HOME", self.path("data")).env("XDG_STATE_HOME", self.path("state"));
+        command.output().unwrap()
+    }
+
+    fn json(&self, args: &[&str]) -> serde_json::Value {
+        let output = self.rfs(args);
+        assert_eq!(code(&output), 0, "{args:?}: {}", text(&output));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn assert_refused(output: &Output, expected: i32, words: &[&str]) {
+    let text = text(output);
+    assert_eq!(code(output), expected, "{text}");
+    for word in words {
+        assert!(text.contains(word), "no {word:?} in {text}");
+    }
+}
+
+#[test]
+fn a_new_volume_has_a_status_and_is_clean() {
+    let place = Place::formatted();
+    let status = place.json(&["status", "--json", &place.meta()]);
+    assert_eq!(status["volume"]["meta_url"], place.meta());
+    assert_eq!(status["volume"]["store_url"], place.store());
+    assert_eq!(status["volume"]["block_bytes"], 131_072);
+    assert_eq!(status["volume"]["inodes_used"], 1);
+    assert!(status["mount"].is_null());
+    let report = place.json(&["fsck", "--data", "--json", &place.meta()]);
+    assert_eq!(report["problems"], serde_json::json!([]));
+    assert_eq!(report["inodes"], 1);
+    // The plain path of the metadata file is as good as the URL.
+    let path = place.path("meta.redb");
+    assert_eq!(code(&place.rfs(&["fsck", path.to_str().unwrap()])), 0);
+    let shown = text(&place.rfs(&["status", &place.meta()]));
+    assert!(shown.contains("not mounted") && shown.contains("128 KiB, lz4"), "{shown}");
+}
+
+#[test]
+fn format_options_reach_the_volume_and_config_changes_limits() {
+    let place = Place::new();
+    let options = ["--capacity", "10GiB", "--inodes", "1000", "--block-size", "64KiB", "--json"];
+    let (meta, store) = (place.meta(), place.store());
+    let mut args = vec!["format", &meta, &store];
+    args.extend(options);
+    let made = place.json(&args);
+    assert_eq!(made["capacity_bytes"], 10_u64 << 30);
+    let status = place.json(&["status", "--json", &place.meta()]);
+    assert_eq!(status["volume"]["block_bytes"], 65_536);
+    assert_eq!(status["volume"]["inodes_max"], 1000);
+    let config = place.json(&["config", "--json", "--capacity", "none", &place.meta()]);
+    assert_eq!(config, serde_json::json!({"capacity_bytes": null, "inodes_max": 1000}));
+    assert_eq!(place.json(&["config", "--json", &place.meta()]), config);
+}
+
+#[test]
+fn a_volume_is_not_formatted_over() {
+    let place = Place::formatted();
+    let again = place.rfs(&["format", &place.meta(), &place.store()]);
+    assert_refused(&again, 1, &["already formatted", "rfs mount"]);
+    let before = place.json(&["status", "--json", &place.meta()]);
+    let forced = place.rfs(&["format", "--force", &place.meta(), &place.store()]);
+    assert_eq!(code(&forced), 0, "{}", text(&forced));
+    let after = place.json(&["status", "--json", &place.meta()]);
+    assert_ne!(before["volume"]["uuid"], after["volume"]["uuid"]);
+}
+
+#[test]
+fn a_store_belongs_to_one_volume() {
+    let place = Place::formatted();
+    fs::create_dir_all(place.path("store/packs/00000001")).unwrap();
+    fs::write(place.path("store/packs/00000001/0000000100000001"), "bytes of the first volume").unwrap();
+    let other = format!("redb://{}", place.path("other.redb").display());
+    let refused = place.rfs(&["format", &other, &place.store()]);
+    assert_refused(&refused, 1, &["holds the contents of volume", "prefix"]);
+    // Metadata that names a store which another volume has taken does not open.
+    let forced = place.rfs(&["format", "--force", &other, &place.store()]);
+    assert_eq!(code(&forced), 0, "{}", text(&forced));
+    assert_refused(&place.rfs(&["fsck", &place.meta()]), 1, &["holds another volume"]);
+}
+
+#[test]
+fn missing_things_have_their_own_codes() {
+    let place = Place::new();
+    let mountpoint = place.path("mnt");
+    fs::create_dir(&mountpoint).unwrap();
+    let mountpoint = mountpoint.to_str().unwrap();
+    for args in [
+        vec!["status", &*place.meta()],
+        vec!["fsck", &place.meta()],
+        vec!["gc", &place.meta()],
+        vec!["mount", &place.meta(), mountpoint],
+        vec!["destroy", "--yes", &place.meta()],
+    ] {
+        assert_refused(&place.rfs(&args), 12, &["rfs format"]);
+    }
+    let place = Place::formatted();
+    fs::remove_dir_all(place.path("store")).unwrap();
+    assert_refused(&place.rfs(&["status", &place.meta()]), 11, &["store", "does not exist"]);
+    fs::create_dir(place.path("store")).unwrap();
+    assert_refused(&place.rfs(&["status", &place.meta()]), 21, &["rfs-volume.json", "is its disk mounted"]);
+}
+
+#[test]
+fn a_damaged_metadata_file_is_told_and_left_alone() {
+    let place = Place::formatted();
+    let path = place.path("meta.redb");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[..4096].fill(0x5a);
+    fs::write(&path, &bytes).unwrap();
+    assert_refused(&place.rfs(&["fsck", &place.meta()]), 40, &["meta.redb"]);
+    assert_refused(&place.rfs(&["format", &place.meta(), &place.store()]), 40, &["meta.redb"]);
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+}
+
+#[test]
+fn wrong_usage_is_explained() {
+    let place = Place::new();
+    for (args, words) in [
+        (vec!["mount"], vec!["MOUNTPOINT"]),
+        (vec!["frobnicate"], vec!["frobnicate"]),
+        (vec!["format", "redb://a/b", "file:///s"], vec!["redb:///a/b"]),
+        (vec!["format", "redb:///a/b", "gopher://x"], vec!["unknown store scheme"]),
+        (vec!["format", "redb:///a/b", "s3://k:s@bucket"], vec!["AWS_ACCESS_KEY_ID"]),
+        (vec!["format", "redb:///a/b", "file:///s", "--block-size", "1000"], vec!["power of two"]),
+        (vec!["format", "redb:///a/b", "file:///s", "--capacity", "much"], vec!["10GiB"]),
+        (vec!["mount", "-o", "nosiud", "redb:///a/b", "/mnt"], vec!["nosiud"]),
+        (vec!["mount", "-o", "memory=lots", "redb:///a/b", "/mnt"], vec!["lots"]),
+        (vec!["mount", "--memory", "1M", "redb:///a/b", "/mnt"], vec!["32 MiB"]),
+        (vec!["mount", "--cache-size", "1G", "redb:///a/b", "/mnt"], vec!["--cache-dir"]),
+    ] {
+        let args: Vec<&str> = args.into_iter().collect();
+        assert_refused(&place.rfs(&args), 2, &words);
+    }
+}
+
+#[test]
+fn directories_that_are_no_mounts_are_told() {
+    let place = Place::new();
+    let dir = place.dir.path().to_str().unwrap();
+    let file = place.path("file");
+    fs::write(&file, "").unwrap();
+    assert_refused(&place.rfs(&["umount", dir]), 1, &["is not a mount point of rfs"]);
+    assert_refused(&place.rfs(&["status", dir]), 1, &["is not a mount point of rfs"]);
+    assert_refused(&place.rfs(&["flush", dir]), 1, &["is not a mount point of rfs"]);
+    assert_refused(&place.rfs(&["umount", "/no/such/place"]), 1, &["does not exist"]);
+    assert_refused(&place.rfs(&["info", file.to_str().unwrap()]), 1, &["not on a mount of rfs"]);
+}
+
+#[test]
+fn a_mount_that_cannot_be_is_reported_by_the_background_process() {
+    let place = Place::formatted();
+    let missing = place.path("no-such-directory");
+    let missing = missing.to_str().unwrap();
+    for args in [vec!["mount", &*place.meta(), missing], vec!["mount", "-d", &place.meta(), missing]] {
+        assert_refused(&place.rfs(&args), 1, &["no-such-directory", "does not exist"]);
+    }
+    // Nothing keeps the volume open.
+    assert_eq!(code(&place.rfs(&["fsck", &place.meta()])), 0);
+}
+
+#[test]
+fn the_inside_of_a_volume_can_be_described_without_a_mount() {
+    let place = Place::formatted();
+    let info = place.json(&["info", "--json", "--volume", &place.meta(), "/"]);
+    assert_eq!((&info["ino"], &info["kind"]), (&1.into(), &"directory".into()));
+    assert_refused(&place.rfs(&["info", "--volume", &place.meta(), "/no/such"]), 1, &["following the path"]);
+}
+
+#[test]
+fn destroy_asks_and_leaves_nothing_of_the_volume() {
+    let place = Place::formatted();
+    fs::write(place.path("store/not-ours.txt"), "stays").unwrap();
+    assert_refused(&place.rfs(&["destroy", &place.meta()]), 2, &["--yes"]);
+    let report = place.json(&["gc", "--json", &place.meta()]);
+    assert_eq!(report["packs_deleted"], 0);
+    let destroyed = place.rfs(&["destroy", "--yes", &place.meta()]);
+    assert_eq!(code(&destroyed), 0, "{}", text(&destroyed));
+    assert!(!place.path("meta.redb").exists());
+    assert!(!place.path("store/rfs-volume.json").exists());
+    assert!(place.path("store/not-ours.txt").exists());
+}
+
+#[test]
+fn completions_manual_pages_and_version_are_there() {
+    let place = Place::new();
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(text(&place.rfs(&["completions", shell])).contains("umount"));
+    }
+    let man = place.path("man");
+    assert_eq!(code(&place.rfs(&["man", man.to_str().unwrap()])), 0);
+    assert!(man.join("rfs.1").exists() && man.join("rfs-mount.1").exists());
+    assert!(fs::read_to_string(man.join("rfs.1")).unwrap().contains("mounted elsewhere"));
+    let version = place.json(&["version", "--json"]);
+    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn helpers_for_mount_are_links_to_the_program() {
+    let place = Place::new();
+    let prefix = place.dir.path().to_str().unwrap();
+    assert_eq!(code(&place.rfs(&["install-helpers", "--prefix", prefix])), 0);
+    for name in ["mount.rfs", "mount.fuse.rfs"] {
+        let helper = place.path("sbin").join(name);
+        assert_eq!(fs::read_link(&helper).unwrap(), Path::new(env!("CARGO_BIN_EXE_rfs")));
+        // It is the helper now: it does not know subcommands.
+        let output =
+            Command::new(&helper).args(["redb:///no/such.redb", "/no/such/dir", "-f"]).output().unwrap();
+        assert_eq!(code(&output), 0, "{}", text(&output));
+    }
+    fs::write(place.path("sbin/mount.rfs.bak"), "").unwrap();
+    assert_eq!(code(&place.rfs(&["install-helpers", "--remove", "--prefix", prefix])), 0);
+    assert!(!place.path("sbin/mount.rfs").exists());
+}

@@ -1,0 +1,159 @@
+//! Mounts for real, with everything in memory behind it. Says "skipped" where this machine or user cannot mount.
+
+#[expect(clippy::unwrap_used, reason = "what fails to mount fails its test")]
+mod mounted;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+use std::process::Command;
+
+use rfs_fuse::{MountError, MountOptions, State, Stopped, UnmountError, UnmountMode};
+use rustix::fs::{AtFlags, SeekFrom, Timespec, Timestamps};
+
+use mounted::{Mounted, can_mount};
+
+#[test]
+fn files_are_there_until_unmounted() {
+    let Some(mounted) = Mounted::new("") else { return };
+    let path = mounted.path("file");
+    fs::write(&path, b"contents").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"contents");
+    assert!(matches!(rfs_fuse::state(mounted.mountpoint()).unwrap(), State::Alive(_)));
+    mounted.unmount();
+    assert!(!path.exists());
+}
+
+#[test]
+fn what_the_kernel_remembers_follows_what_happens() {
+    let Some(mounted) = Mounted::new("") else { return };
+    let (one, two, sub) = (mounted.path("one"), mounted.path("two"), mounted.path("sub"));
+    // A name that is not there is remembered as not there, until it is made.
+    assert_eq!(fs::metadata(&one).unwrap_err().kind(), ErrorKind::NotFound);
+    fs::write(&one, b"1").unwrap();
+    assert_eq!(fs::metadata(&one).unwrap().len(), 1);
+    // Links of one file.
+    fs::hard_link(&one, &two).unwrap();
+    assert_eq!(fs::metadata(&one).unwrap().nlink(), 2);
+    fs::remove_file(&two).unwrap();
+    assert_eq!(fs::metadata(&one).unwrap().nlink(), 1);
+    // Directories: links, times, listings.
+    let before = fs::metadata(mounted.mountpoint()).unwrap();
+    fs::create_dir(&sub).unwrap();
+    let after = fs::metadata(mounted.mountpoint()).unwrap();
+    assert_eq!(after.nlink(), before.nlink() + 1);
+    assert!((after.mtime(), after.mtime_nsec()) > (before.mtime(), before.mtime_nsec()));
+    assert_eq!(mounted.list(""), ["one", "sub"]);
+    fs::rename(&one, sub.join("moved")).unwrap();
+    assert_eq!((mounted.list(""), mounted.list("sub")), (vec!["sub".to_owned()], vec!["moved".to_owned()]));
+}
+
+#[test]
+fn a_seek_for_data_finds_what_the_kernel_has_not_sent() {
+    for options in ["writeback", "nowriteback"] {
+        let Some(mounted) = Mounted::new(options) else { return };
+        let file =
+            OpenOptions::new().read(true).write(true).create_new(true).open(mounted.path("sparse")).unwrap();
+        file.write_all_at(b"data", 1 << 20).unwrap();
+        assert_eq!(rustix::fs::seek(&file, SeekFrom::Data(0)).unwrap(), 1 << 20, "{options}");
+        assert_eq!(rustix::fs::seek(&file, SeekFrom::Hole(1 << 20)).unwrap(), (1 << 20) + 4, "{options}");
+    }
+}
+
+#[test]
+fn times_before_1970_come_back() {
+    let Some(mounted) = Mounted::new("") else { return };
+    let path = mounted.path("old");
+    fs::write(&path, b"").unwrap();
+    for (secs, nanos) in [(-4, 7), (-1, 999_999_999), (i64::MIN / 2, 5)] {
+        let time = Timespec { tv_sec: secs, tv_nsec: nanos };
+        let times = Timestamps { last_access: time, last_modification: time };
+        rustix::fs::utimensat(rustix::fs::CWD, &path, &times, AtFlags::empty()).unwrap();
+        let metadata = fs::metadata(&path).unwrap();
+        assert_eq!((metadata.mtime(), metadata.mtime_nsec()), (secs, nanos));
+    }
+    // The smallest time there is: fuser must survive decoding it.
+    let time = Timespec { tv_sec: i64::MIN, tv_nsec: 0 };
+    let times = Timestamps { last_access: time, last_modification: time };
+    let _ = rustix::fs::utimensat(rustix::fs::CWD, &path, &times, AtFlags::empty());
+    assert!(fs::metadata(&path).is_ok());
+}
+
+#[test]
+fn inode_flags_are_set_and_shown() {
+    use rustix::fs::IFlags;
+    let Some(mounted) = Mounted::new("") else { return };
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let path = mounted.path("log");
+    let file = File::create(&path).unwrap();
+    rustix::fs::ioctl_setflags(&file, IFlags::APPEND).unwrap();
+    assert!(rustix::fs::ioctl_getflags(&file).unwrap().contains(IFlags::APPEND));
+    assert_eq!(fs::remove_file(&path).unwrap_err().kind(), ErrorKind::PermissionDenied);
+    rustix::fs::ioctl_setflags(&file, IFlags::empty()).unwrap();
+    fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn programs_run_and_large_files_come_back_whole() {
+    let Some(mounted) = Mounted::new("nowriteback") else { return };
+    let script = mounted.path("script");
+    fs::write(&script, "#!/bin/sh\necho ran\n").unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(Command::new(&script).output().unwrap().stdout, b"ran\n");
+    let pattern: Vec<u8> = (0..9_000_000_u32).map(|index| index.to_le_bytes()[1]).collect();
+    let path = mounted.path("large");
+    File::create(&path).unwrap().write_all(&pattern).unwrap();
+    let mut back = Vec::new();
+    File::open(&path).unwrap().read_to_end(&mut back).unwrap();
+    assert!(back == pattern);
+}
+
+#[test]
+fn a_mount_that_is_in_use_is_detached() {
+    let Some(mounted) = Mounted::new("") else { return };
+    fs::write(mounted.path("file"), b"still here").unwrap();
+    let mut file = File::open(mounted.path("file")).unwrap();
+    let refused = mounted.runtime().block_on(mounted.handle().unmount(UnmountMode::Orderly));
+    assert!(matches!(refused, Err(UnmountError::Busy(_))), "{refused:?}");
+    assert_eq!(mounted.runtime().block_on(mounted.handle().stop()).unwrap(), Stopped::Detached);
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "still here");
+    drop(file);
+    mounted.runtime().block_on(mounted.handle().wait()).unwrap();
+}
+
+#[test]
+fn wrong_mount_points_are_refused_with_a_reason() {
+    if !can_mount() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let missing = Mounted::at(&dir.path().join("missing"), "").unwrap_err();
+    assert!(matches!(missing, MountError::MountpointMissing(_)), "{missing}");
+    let file = dir.path().join("file");
+    fs::write(&file, b"").unwrap();
+    let not_directory = Mounted::at(&file, "").unwrap_err();
+    assert!(matches!(not_directory, MountError::MountpointNotDirectory(_)), "{not_directory}");
+    let not_empty = Mounted::at(dir.path(), "").unwrap_err();
+    assert!(matches!(not_empty, MountError::MountpointNotEmpty(_)), "{not_empty}");
+    let Some(mounted) = Mounted::new("") else { return };
+    let second = Mounted::at(mounted.mountpoint(), "").unwrap_err();
+    assert!(matches!(second, MountError::AlreadyMounted { .. }), "{second}");
+}
+
+#[test]
+fn a_remount_makes_it_read_only_and_back() {
+    let Some(mounted) = Mounted::new("") else { return };
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let options = |list| MountOptions::parse(list).unwrap();
+    rfs_fuse::remount(mounted.mountpoint(), &options("remount,ro")).unwrap();
+    let refused = fs::write(mounted.path("file"), b"").unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
+    rfs_fuse::remount(mounted.mountpoint(), &options("remount,rw")).unwrap();
+    fs::write(mounted.path("file"), b"").unwrap();
+}

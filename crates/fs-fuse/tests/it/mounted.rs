@@ -1,0 +1,123 @@
+//! A mount for a test, gone at its end.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::memory::InMemory;
+use rfs_core::data::{Budget, Data, DataOptions};
+use rfs_core::meta::{FormatOptions, Meta, OpenOptions};
+use rfs_core::types::{Clock, SystemClock};
+use rfs_core::vfs::{Vfs, VfsOptions};
+use rfs_fuse::{MountError, MountHandle, MountOptions, MountSettings, Sharing, UnmountMode};
+use rfs_kv::{Kv, MemKv};
+use tempfile::TempDir;
+use tokio::runtime::{Builder, Runtime};
+
+/// Whether this user may mount here; says so if not.
+pub(crate) fn can_mount() -> bool {
+    let usable =
+        rustix::fs::access("/dev/fuse", rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK).is_ok();
+    let user = rustix::process::geteuid().is_root() || Path::new("/usr/bin/fusermount3").exists();
+    if !usable || !user {
+        eprintln!("skipped: this machine or user cannot mount");
+    }
+    usable && user
+}
+
+/// A filesystem in memory, mounted.
+#[derive(Debug)]
+pub(crate) struct Mounted {
+    handle: MountHandle,
+    vfs: Arc<Vfs>,
+    runtime: Runtime,
+    directory: Option<TempDir>,
+}
+
+impl Mounted {
+    /// Mounts in a new directory; `None` where that cannot be done.
+    pub(crate) fn new(options: &str) -> Option<Mounted> {
+        if !can_mount() {
+            return None;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let mut mounted = Mounted::at(directory.path(), options).unwrap();
+        mounted.directory = Some(directory);
+        Some(mounted)
+    }
+
+    /// Mounts at `mountpoint`.
+    pub(crate) fn at(mountpoint: &Path, options: &str) -> Result<Mounted, MountError> {
+        let options = MountOptions::parse(options).unwrap();
+        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let vfs = runtime.block_on(open(options.writeback.unwrap_or(true)));
+        let settings = MountSettings {
+            mountpoint: mountpoint.to_owned(),
+            source: "memory".to_owned(),
+            options,
+            sharing: Sharing::Exclusive,
+            threads: Some(2),
+            answer_within: Some(Duration::from_mins(1)),
+            replace_dead: false,
+        };
+        let handle = rfs_fuse::mount(Arc::clone(&vfs), runtime.handle(), &settings)?;
+        Ok(Mounted { handle, vfs, runtime, directory: None })
+    }
+
+    pub(crate) fn mountpoint(&self) -> &Path {
+        self.handle.mountpoint()
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.mountpoint().join(name)
+    }
+
+    pub(crate) fn handle(&self) -> &MountHandle {
+        &self.handle
+    }
+
+    pub(crate) fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// Names in a directory, sorted.
+    pub(crate) fn list(&self, name: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path(name)).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// Unmounts and checks that everything was stored.
+    pub(crate) fn unmount(&self) {
+        self.runtime.block_on(async {
+            self.handle.unmount(UnmountMode::Orderly).await.unwrap();
+            self.handle.wait().await.unwrap();
+            let report = self.vfs.shutdown().await;
+            assert!(report.unsaved.is_empty() && report.errors.is_empty(), "{report:?}");
+        });
+    }
+}
+
+impl Drop for Mounted {
+    /// However the test ended, no mount stays.
+    fn drop(&mut self) {
+        let _ = self.runtime.block_on(self.handle.unmount(UnmountMode::Force));
+    }
+}
+
+async fn open(kernel_caches_writes: bool) -> Arc<Vfs> {
+    let kv: Arc<dyn Kv> = Arc::new(MemKv::new());
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    Meta::format(&*kv, &FormatOptions::default(), clock.now()).await.unwrap();
+    let meta = Arc::new(Meta::open(kv, clock, &OpenOptions::default()).await.unwrap());
+    let memory = Budget::new(64 << 20);
+    let (session, volume) = (meta.session_id().unwrap(), meta.opened_volume());
+    let data = DataOptions {
+        block_bytes: volume.block_bytes,
+        ..DataOptions::new(session, volume.uuid, Arc::clone(&memory))
+    };
+    let data = Arc::new(Data::open(data, Arc::new(InMemory::new())).await.unwrap());
+    Vfs::mount(meta, data, memory, VfsOptions { kernel_caches_writes, ..VfsOptions::default() })
+}

@@ -100,9 +100,11 @@ impl Vfs {
 
     async fn set_attributes(&self, caller: &Caller, ino: Ino, mut set: SetAttr) -> Result<Attr> {
         let retired = self.inodes.retired();
-        let args = |set| SetattrArgs { ino, set, caller, membership: Membership::CheckedByKernel };
+        let membership = Membership::CheckedByKernel;
+        let mut written = take_written(&mut set);
         let Some(inode) = self.inodes.get(ino) else {
-            let attr = self.meta.setattr(args(&set)).await?;
+            let args = SetattrArgs { ino, set: &set, caller, membership, written };
+            let attr = self.meta.setattr(args).await?;
             return self.current(attr, retired).await;
         };
         // A commit must not bring back an mtime from before this change.
@@ -113,14 +115,15 @@ impl Vfs {
                 && !mtime.committed
                 && set.mtime.is_none()
             {
-                set.mtime = Some(SetTime::To(mtime.time));
+                written = written.or(Some(mtime.time));
             }
             if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
                 state.set_ids = SetIds::Perhaps;
             }
         }
         let before = inode.state().mtime;
-        let mut attr = self.meta.setattr(args(&set)).await?;
+        let args = SetattrArgs { ino, set: &set, caller, membership, written };
+        let mut attr = self.meta.setattr(args).await?;
         let mut state = inode.state();
         // A write that came meanwhile is newer.
         let same =
@@ -219,6 +222,19 @@ impl Vfs {
     pub fn write_access(&self) -> WriteAccess {
         if self.is_read_only() { WriteAccess::ReadOnly } else { WriteAccess::ReadWrite }
     }
+}
+
+/// A kernel that caches writes tells when it wrote: mtime and ctime, and nothing else. That is no utimensat(2), which
+/// immutable and append-only files refuse. (One that leaves out atime looks the same and passes for it.)
+fn take_written(set: &mut SetAttr) -> Option<Timestamp> {
+    let Some(SetTime::To(mtime)) = set.mtime else { return None };
+    set.ctime?;
+    let written = SetAttr { mtime: set.mtime, ctime: set.ctime, ..SetAttr::default() };
+    if *set != written {
+        return None;
+    }
+    set.mtime = None;
+    Some(mtime)
 }
 
 fn atime_is_due(attr: &Attr, now: Timestamp) -> bool {

@@ -206,6 +206,7 @@ impl Vfs {
                 set: &set,
                 caller: &nobody,
                 membership: Membership::CheckedByKernel,
+                written: None,
             };
             self.meta.setattr(args).await?;
         }

@@ -33,6 +33,9 @@ pub struct SetattrArgs<'a> {
     pub caller: &'a Caller,
     /// The caller's groups.
     pub membership: Membership<'a>,
+    /// When the file was written, if that is not stored yet: becomes its mtime unless `set` has one. No flag forbids
+    /// it, for the write was allowed.
+    pub written: Option<Timestamp>,
 }
 
 impl Meta {
@@ -64,7 +67,7 @@ pub(in crate::meta) async fn setattr_in(
 ) -> Result<Attr> {
     let set = args.set;
     let mut node = known(load(txn, args.ino).await?)?;
-    if *set == SetAttr::default() {
+    if *set == SetAttr::default() && args.written.is_none() {
         return Ok(node.attr());
     }
     check_flags_allow(node.inode.flags, set)?;
@@ -76,7 +79,7 @@ pub(in crate::meta) async fn setattr_in(
     if node.inode != before {
         node.store_inode(txn);
     }
-    change_times(txn, &mut node, set, now);
+    change_times(txn, &mut node, args, now);
     Ok(node.attr())
 }
 
@@ -131,7 +134,8 @@ fn is_member(args: &SetattrArgs<'_>, gid: u32) -> bool {
     args.caller.uid == 0 || args.caller.gid == gid || others.contains(&gid)
 }
 
-fn change_times(txn: &dyn Txn, node: &mut Node, set: &SetAttr, now: Timestamp) {
+fn change_times(txn: &dyn Txn, node: &mut Node, args: &SetattrArgs<'_>, now: Timestamp) {
+    let set = args.set;
     let resolve = |time: SetTime| match time {
         SetTime::Now => now,
         SetTime::To(time) => time,
@@ -140,7 +144,7 @@ fn change_times(txn: &dyn Txn, node: &mut Node, set: &SetAttr, now: Timestamp) {
         node.atime = atime;
         txn.set(&key::inode(node.ino, Field::Atime), &record::encode_atime(atime));
     }
-    if let Some(mtime) = set.mtime.map(resolve) {
+    if let Some(mtime) = set.mtime.map(resolve).or(args.written) {
         node.times.mtime = mtime;
     }
     node.times.ctime = set.ctime.unwrap_or(now);

@@ -56,7 +56,7 @@ async fn groups_decide_about_the_set_group_id_bit(kv: Arc<dyn Kv>) {
     v.set(file, SetAttr { gid: Some(50), ..SetAttr::default() }).await.unwrap();
     let chmod = async |membership| {
         let set = mode(0o2755);
-        let args = SetattrArgs { ino: file, set: &set, caller: &CALLER, membership };
+        let args = SetattrArgs { ino: file, set: &set, caller: &CALLER, membership, written: None };
         v.meta.setattr(args).await.unwrap().mode
     };
     assert_eq!(chmod(Membership::Groups(&[1, 2])).await, 0o755);
@@ -140,6 +140,13 @@ async fn append_only_files_only_grow(kv: Arc<dyn Kv>) {
     assert_eq!(kind_of(v.set(file, set).await), ErrorKind::NotPermitted);
     v.set(file, flags(FLAG_IMMUTABLE)).await.unwrap();
     assert_eq!(kind_of(v.set(file, touch).await), ErrorKind::NotPermitted);
+    // What was written before is told all the same.
+    let clear = flags(0);
+    let membership = Membership::CheckedByKernel;
+    let written = Some(at(7));
+    let args = SetattrArgs { ino: file, set: &clear, caller: &CALLER, membership, written };
+    let attr = v.meta.setattr(args).await.unwrap();
+    assert_eq!((attr.flags, attr.mtime), (0, at(7)));
 }
 
 async fn attributes_by_name(kv: Arc<dyn Kv>) {

@@ -100,7 +100,7 @@ fn chmod(ino: Ino) -> impl FnOnce(Arc<dyn Txn>) -> futures::future::BoxFuture<'s
         Box::pin(async move {
             let set = SetAttr { mode: Some(0o700), ..SetAttr::default() };
             let membership = Membership::CheckedByKernel;
-            let args = SetattrArgs { ino, set: &set, caller: &CALLER, membership };
+            let args = SetattrArgs { ino, set: &set, caller: &CALLER, membership, written: None };
             setattr::setattr_in(&*txn, &args, at(1)).await.unwrap();
         })
     }

@@ -81,7 +81,7 @@ impl Fixture {
     async fn set(&self, ino: Ino, set: SetAttr) -> Result<Attr> {
         let root = Caller { uid: 0, gid: 0, pid: 1 };
         let membership = Membership::CheckedByKernel;
-        self.meta.setattr(SetattrArgs { ino, set: &set, caller: &root, membership }).await
+        self.meta.setattr(SetattrArgs { ino, set: &set, caller: &root, membership, written: None }).await
     }
 
     async fn assert_clean(&self) {

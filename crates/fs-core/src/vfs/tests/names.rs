@@ -1,6 +1,8 @@
 //! Names, listings, attributes and handles.
 
 use super::*;
+use crate::meta::FLAG_IMMUTABLE;
+use crate::types::{SetTime, Timestamp};
 
 type Listed = Vec<(Vec<u8>, u64)>;
 
@@ -184,6 +186,30 @@ async fn appends_go_to_the_end_and_set_ids_go_away() {
     vfs.fallocate(file.0, file.1, FallocateMode::PunchHole, 0, 1 << 57).await.unwrap();
     fsync(&vfs, file).await.unwrap();
     check_accounts(&vfs, &[file.0]).await;
+    unmount(vfs).await;
+}
+
+#[tokio::test]
+async fn what_was_written_before_a_file_became_immutable_is_stored() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    write(&vfs, file, 0, &b"one"[..]).await.unwrap();
+    let set = |flags| SetAttr { flags: Some(flags), ..SetAttr::default() };
+    vfs.setattr(&ROOT, file.0, set(FLAG_IMMUTABLE), None).await.unwrap();
+    write(&vfs, file, 3, &b"two"[..]).await.unwrap();
+    // The kernel tells the times of cached writes when it likes; chmod and utimensat are refused.
+    let (mtime, ctime) = (Timestamp { secs: 5, nanos: 6 }, Timestamp { secs: 7, nanos: 8 });
+    let times = SetAttr { mtime: Some(SetTime::To(mtime)), ctime: Some(ctime), ..SetAttr::default() };
+    let attr = vfs.setattr(&ROOT, file.0, times, None).await.unwrap();
+    assert_eq!((attr.mtime, attr.ctime), (mtime, ctime));
+    let utimes = SetAttr { atime: Some(SetTime::To(mtime)), ..times };
+    let refused = vfs.setattr(&ROOT, file.0, utimes, None).await;
+    assert_eq!(refused.unwrap_err().kind, ErrorKind::NotPermitted);
+    write(&vfs, file, 6, &b"!"[..]).await.unwrap();
+    vfs.setattr(&ROOT, file.0, set(0), None).await.unwrap();
+    fsync(&vfs, file).await.unwrap();
+    assert_eq!(read(&vfs, file, 0, 100).await, &b"onetwo!"[..]);
     unmount(vfs).await;
 }
 

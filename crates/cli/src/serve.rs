@@ -29,6 +29,8 @@ use crate::{config, gc};
 
 /// Most commands at a time; more wait in the socket's queue.
 const CONNECTIONS_MAX: usize = 16;
+/// How long a mount may be in use before that is told.
+const BUSY_MAX: Duration = Duration::from_secs(1);
 /// How long answers may take to be written when the mount ends.
 const GOODBYE_MAX: Duration = Duration::from_secs(5);
 
@@ -269,6 +271,19 @@ async fn configure(mounted: &Mounted, change: config::Change) -> Result<Value> {
     Ok(serde_json::to_value(config::Report::from(limits))?)
 }
 
+/// Unmounts, trying for a moment longer while it is in use: a program that has just ended may not have let go of its
+/// files yet, and the kernel does not say when it has.
+async fn unmount(mounted: &Mounted) -> Result<(), UnmountError> {
+    let began = tokio::time::Instant::now();
+    loop {
+        let unmounted = mounted.handle.unmount(UnmountMode::Orderly).await;
+        if !matches!(unmounted, Err(UnmountError::Busy(_))) || began.elapsed() > BUSY_MAX {
+            return unmounted;
+        }
+        tokio::time::sleep(BUSY_MAX / 20).await;
+    }
+}
+
 /// Stores, unmounts, and waits for the end, which comes through `ended`.
 async fn shutdown(
     mounted: &Mounted,
@@ -288,8 +303,7 @@ async fn shutdown(
         Ok(()) => {}
     }
     let _ = tell.try_send(stage("unmounting"));
-    let unmounted = mounted.handle.unmount(UnmountMode::Orderly).await;
-    match unmounted {
+    match unmount(mounted).await {
         Ok(()) | Err(UnmountError::NotMounted(_)) => {}
         Err(UnmountError::Busy(_)) if force => {
             mounted.handle.unmount(UnmountMode::Force).await.doing("unmounting by force")?;

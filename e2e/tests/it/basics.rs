@@ -69,6 +69,7 @@ fn a_large_sparse_file_keeps_its_holes(backend: Backend) {
     file.seek(SeekFrom::Start(3)).unwrap();
     file.read_exact(&mut bytes[..4]).unwrap();
     assert_eq!(&bytes[..4], b"in\0\0");
+    drop(file);
     mount.unmount();
     volume.assert_clean();
 }

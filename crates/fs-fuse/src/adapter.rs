@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use rfs_core::types::{Attr, ErrorKind, Ino, Result, SetAttr};
 use rfs_core::vfs::{
     CopyArgs, DirEntry, Fh, FsyncMode, NewNode, NodeKind, OpenFlags as VfsOpenFlags, Opened, ReaddirArgs,
-    ReaddirMode, RenameArgs, Statfs, Vfs, WriteArgs, WriteOrigin,
+    ReaddirMode, RenameArgs, RenameMode, Statfs, Vfs, WriteArgs, WriteOrigin,
 };
 use tracing::{Span, debug, debug_span, warn};
 
@@ -539,6 +539,8 @@ impl Filesystem for Adapter {
         let (name, new_name) = (convert::name(name), convert::name(new_name));
         let caller = convert::caller(request);
         let (parent_ino, new_parent) = (convert::ino(parent), convert::ino(new_parent));
+        let writers = self.writers.clone().filter(|writers| writers.any());
+        let unsent = writers.map(|writers| (writers, self.notices.clone()));
         let work = async move {
             let args = RenameArgs {
                 caller: &caller,
@@ -548,6 +550,17 @@ impl Filesystem for Adapter {
                 new_name: &new_name?,
                 mode: convert::rename_mode(flags).ok_or(ErrorKind::Invalid)?,
             };
+            // A file that replaces another takes its contents along, also those that the kernel has not sent: after a crash
+            // the name shows the old file or the new one, not an empty one.
+            if let Some((writers, notices)) = unsent
+                && args.mode == RenameMode::Replace
+                && let Ok(source) = names.vfs.lookup(args.parent, args.name).await
+            {
+                names.vfs.forget(source.ino, 1);
+                if writers.has(source.ino) {
+                    notices.write_back(source.ino).await;
+                }
+            }
             names.vfs.rename(args).await?;
             names.changed(parent_ino).await?;
             names.changed(new_parent).await

@@ -29,6 +29,11 @@ impl Writers {
         }
     }
 
+    /// Whether any file is open for writing.
+    pub(crate) fn any(&self) -> bool {
+        !self.0.lock().is_empty()
+    }
+
     /// Whether `ino` is open for writing.
     pub(crate) fn has(&self, ino: Ino) -> bool {
         self.0.lock().contains_key(&ino)

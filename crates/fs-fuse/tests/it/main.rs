@@ -61,6 +61,19 @@ fn a_seek_for_data_finds_what_the_kernel_has_not_sent() {
 }
 
 #[test]
+fn a_file_that_replaces_another_brings_what_the_kernel_has_not_sent() {
+    let Some(mounted) = Mounted::new("writeback") else { return };
+    fs::write(mounted.path("name"), b"old").unwrap();
+    let mut file = File::create(mounted.path("new")).unwrap();
+    file.write_all(b"new contents").unwrap();
+    fs::rename(mounted.path("new"), mounted.path("name")).unwrap();
+    // The file is still open, yet the filesystem knows its contents, not only the kernel.
+    assert_eq!(mounted.size_behind_the_kernel(file.metadata().unwrap().ino()), 12);
+    drop(file);
+    assert_eq!(fs::read(mounted.path("name")).unwrap(), b"new contents");
+}
+
+#[test]
 fn times_before_1970_come_back() {
     let Some(mounted) = Mounted::new("") else { return };
     let path = mounted.path("old");

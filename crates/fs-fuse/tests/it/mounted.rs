@@ -7,7 +7,7 @@ use std::time::Duration;
 use object_store::memory::InMemory;
 use rfs_core::data::{Budget, Data, DataOptions};
 use rfs_core::meta::{FormatOptions, Meta, OpenOptions};
-use rfs_core::types::{Clock, SystemClock};
+use rfs_core::types::{Clock, Ino, SystemClock};
 use rfs_core::vfs::{Vfs, VfsOptions};
 use rfs_fuse::{MountError, MountHandle, MountOptions, MountSettings, Sharing, UnmountMode};
 use rfs_kv::{Kv, MemKv};
@@ -87,6 +87,11 @@ impl Mounted {
             entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
+    }
+
+    /// Length of a file as the filesystem knows it.
+    pub(crate) fn size_behind_the_kernel(&self, ino: u64) -> u64 {
+        self.runtime.block_on(self.vfs.getattr(Ino(ino))).unwrap().size
     }
 
     /// Unmounts and checks that everything was stored.

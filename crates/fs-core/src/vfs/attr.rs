@@ -83,6 +83,12 @@ impl Vfs {
     /// `ReadOnly`; `NotPermitted` where inode flags forbid it; those of truncate; `Stale`.
     pub async fn setattr(&self, caller: &Caller, ino: Ino, set: SetAttr, fh: Option<Fh>) -> Result<Attr> {
         self.check_writable()?;
+        if self.options.kernel_caches_writes
+            && let Some(mtime) = time_of_cached_write(&set)
+            && let Some(attr) = self.wrote_in_cache(ino, mtime).await?
+        {
+            return Ok(attr);
+        }
         let Some(size) = set.size else { return self.set_attributes(caller, ino, set).await };
         let inode = match fh.and_then(|fh| self.handles.file(fh).ok()) {
             Some(handle) if handle.inode.ino == ino => handle.inode.clone(),
@@ -96,6 +102,26 @@ impl Vfs {
         }
         inode.state().refresh(&mut attr);
         Ok(attr)
+    }
+
+    /// The kernel tells when it last wrote to its cache: committed with the bytes, and allowed even if the file was made
+    /// immutable since. `None` for anything but a regular file.
+    async fn wrote_in_cache(&self, ino: Ino, mtime: Timestamp) -> Result<Option<Attr>> {
+        let mut attr = self.meta.getattr(ino).await?;
+        if attr.kind != Kind::File {
+            return Ok(None);
+        }
+        let inode = self.inode(ino).await?;
+        let newly = {
+            let mut state = inode.state();
+            state.written_at(mtime);
+            state.refresh(&mut attr);
+            !std::mem::replace(&mut state.listed, true)
+        };
+        if newly {
+            self.flusher.list(inode);
+        }
+        Ok(Some(attr))
     }
 
     async fn set_attributes(&self, caller: &Caller, ino: Ino, mut set: SetAttr) -> Result<Attr> {
@@ -235,6 +261,14 @@ fn take_written(set: &mut SetAttr) -> Option<Timestamp> {
     }
     set.mtime = None;
     Some(mtime)
+}
+
+/// The time, if this is how a kernel that caches writes reports one: mtime and ctime alone, and the same, as a write sets
+/// them.
+fn time_of_cached_write(set: &SetAttr) -> Option<Timestamp> {
+    let Some(SetTime::To(mtime)) = set.mtime else { return None };
+    let times = SetAttr { mtime: set.mtime, ctime: Some(mtime), ..SetAttr::default() };
+    (*set == times).then_some(mtime)
 }
 
 fn atime_is_due(attr: &Attr, now: Timestamp) -> bool {

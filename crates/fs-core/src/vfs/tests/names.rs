@@ -131,6 +131,35 @@ async fn times_are_those_of_the_operations_not_of_the_flush() {
 }
 
 #[tokio::test]
+async fn times_of_a_kernel_that_caches_writes_are_committed_with_the_bytes() {
+    let mut world = World::new().await;
+    world.options.kernel_caches_writes = true;
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    let args = WriteArgs {
+        ino: file.0,
+        fh: file.1,
+        offset: 0,
+        bytes: Bytes::from_static(b"cached"),
+        origin: WriteOrigin::KernelCache,
+        kill_suid_sgid: false,
+    };
+    vfs.write(args).await.unwrap();
+    let immutable = SetAttr { flags: Some(crate::meta::FLAG_IMMUTABLE), ..SetAttr::default() };
+    vfs.setattr(&ROOT, file.0, immutable, None).await.unwrap();
+    let wrote = world.later(10);
+    let times =
+        SetAttr { mtime: Some(crate::types::SetTime::To(wrote)), ctime: Some(wrote), ..SetAttr::default() };
+    let attr = vfs.setattr(&ROOT, file.0, times, None).await.unwrap();
+    assert_eq!((attr.size, attr.mtime, attr.ctime), (6, wrote, wrote));
+    unmount(vfs).await;
+    let vfs = world.mount().await;
+    let attr = attr_of(&vfs, "f").await;
+    assert_eq!((attr.size, attr.mtime, attr.ctime), (6, wrote, wrote));
+    unmount(vfs).await;
+}
+
+#[tokio::test]
 async fn atime_follows_relatime() {
     let world = World::new().await;
     let vfs = world.mount().await;

@@ -221,14 +221,6 @@ impl Adapter {
             Err(e) => reply.error(e),
         });
     }
-
-    /// The kernel keeps listings, and drops one when it changes the directory itself; nobody else does.
-    fn directory_flags(&self) -> FopenFlags {
-        match self.options.sharing {
-            Sharing::Exclusive => FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE,
-            Sharing::Shared => FopenFlags::empty(),
-        }
-    }
 }
 
 /// Makes changes of names durable where the mount asks for it.
@@ -753,10 +745,11 @@ impl Filesystem for Adapter {
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let vfs = self.vfs();
         let number = convert::ino(ino);
-        let flags = self.directory_flags();
         let work = async move { vfs.opendir(number).await };
         self.bridge.answer(span("opendir", request, ino), work, move |result| match result {
-            Ok(opened) => reply.opened(FileHandle(opened.fh.0), flags),
+            // No FOPEN_CACHE_DIR: a cookie that the kernel remembers from one handle means nothing to another, and the
+            // kernel goes on from it when a change of the directory drops its listing half way.
+            Ok(opened) => reply.opened(FileHandle(opened.fh.0), FopenFlags::empty()),
             Err(e) => reply.error(e),
         });
     }

@@ -131,7 +131,7 @@ fn random_op(random: &mut SmallRng) -> Op {
         },
         _ => Op::Utimes {
             path,
-            secs: random.random_range(-3_000_000_000..9_000_000_000),
+            secs: random.random_range(-2_000_000_000..9_000_000_000),
             nanos: random.random_range(0..1_000_000_000),
         },
     }

@@ -9,6 +9,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use parking_lot::Mutex;
@@ -25,6 +26,10 @@ use crate::types::{ChunkIndex, ErrorKind, Ino, PackId, Result};
 const REAP_PAGE: usize = 128;
 /// Records of packs that are read at a time.
 const PACKS_PAGE: usize = 1024;
+/// How often, and how long each time, a caller waits for what removed files give back before it is told that the volume
+/// is full: the kernel says a moment after a removal that it has forgotten the file.
+const ROOM_TRIES: u32 = 20;
+const ROOM_WAIT: Duration = Duration::from_millis(25);
 /// A pack is mostly dead when less than one part in so many is alive.
 const LIVE_PART: u64 = 4;
 /// Mostly dead packs that one round rewrites; more wait for the next.
@@ -39,6 +44,8 @@ pub(super) struct Collector {
     garbage: Mutex<Garbage>,
     chunks: Mutex<Chunks>,
     wake: Notify,
+    /// Told when an orphan can be reaped.
+    forgotten: Notify,
     /// Held by a round of collection, so that there is one at a time.
     round: tokio::sync::Mutex<()>,
 }
@@ -64,6 +71,7 @@ impl Collector {
             garbage: Mutex::default(),
             chunks: Mutex::default(),
             wake: Notify::new(),
+            forgotten: Notify::new(),
             round: tokio::sync::Mutex::default(),
         }
     }
@@ -72,6 +80,7 @@ impl Collector {
     pub(super) fn reap_later(&self, ino: Ino) {
         self.orphans.lock().push(ino);
         self.wake.notify_one();
+        self.forgotten.notify_waiters();
     }
 
     /// These packs were never named, and nothing is about to name them.
@@ -144,6 +153,26 @@ impl Vfs {
         let mut report = self.collect(Thoroughness::Everything).await?;
         report.orphans_reaped = reaped;
         Ok(report)
+    }
+
+    /// Whether a change that did not fit is worth another try: removed files gave back what they took, or are about to.
+    /// `tries` counts the calls for one change, which are bounded.
+    pub(super) async fn more_room(&self, tries: &mut u32) -> bool {
+        *tries += 1;
+        if *tries > ROOM_TRIES {
+            return false;
+        }
+        let forgotten = self.collector.forgotten.notified();
+        // The first time, the collector may have made room just after the change was refused.
+        if self.reap_closed().await > 0 || *tries == 1 {
+            return true;
+        }
+        if !self.known.has_closing_orphans() {
+            return false;
+        }
+        // In time or not: what matters is whether the next try fits.
+        let _ = tokio::time::timeout(ROOM_WAIT, forgotten).await;
+        true
     }
 
     /// Reaps orphans that nobody knows any more; returns how many.

@@ -186,6 +186,12 @@ impl KnownTable {
         }
     }
 
+    /// Whether an orphan without handles is only waiting for the kernel to say that it has forgotten it.
+    pub(super) fn has_closing_orphans(&self) -> bool {
+        let closing = |known: &Known| known.orphan && known.opens == 0;
+        self.shards.iter().any(|shard| shard.lock().values().any(closing))
+    }
+
     pub(super) fn is_known(&self, ino: Ino) -> bool {
         shard_of(&self.shards, ino.0).lock().contains_key(&ino)
     }

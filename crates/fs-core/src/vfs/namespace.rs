@@ -73,7 +73,13 @@ impl Vfs {
             target,
             caller: node.caller,
         };
-        let attr = self.meta.make(args).await?;
+        let mut tries = 0;
+        let attr = loop {
+            match self.meta.make(args).await {
+                Err(error) if error.kind == ErrorKind::NoSpace && self.more_room(&mut tries).await => {}
+                made => break made?,
+            }
+        };
         self.known.looked_up(attr.ino);
         Ok(attr)
     }

@@ -161,13 +161,17 @@ impl Vfs {
         self.flush_everything().await?;
         let replaced = self.committed_bytes_in(inode, offset..offset.saturating_add(len)).await?;
         let needed = len.saturating_sub(replaced);
-        if needed == 0 || self.try_claim(len, needed) {
-            if needed == 0 {
-                self.reserved_bytes.fetch_add(len, Ordering::Relaxed);
-            }
+        if needed == 0 {
+            self.reserved_bytes.fetch_add(len, Ordering::Relaxed);
             return Ok(());
         }
-        Err(ErrorKind::NoSpace.into())
+        let mut tries = 0;
+        while !self.try_claim(len, needed) {
+            if !self.more_room(&mut tries).await {
+                return Err(ErrorKind::NoSpace.into());
+            }
+        }
+        Ok(())
     }
 
     /// Claims `len` bytes if `needed` more would fit.

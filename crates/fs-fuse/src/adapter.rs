@@ -25,8 +25,8 @@ use fuser::{
 use parking_lot::Mutex;
 use rfs_core::types::{Attr, ErrorKind, Ino, Result, SetAttr};
 use rfs_core::vfs::{
-    CopyArgs, DirEntry, Fh, FsyncMode, NewNode, NodeKind, OpenFlags as VfsOpenFlags, Opened, ReaddirArgs,
-    ReaddirMode, RenameArgs, RenameMode, Statfs, Vfs, WriteArgs, WriteOrigin,
+    AccessMode, CopyArgs, DirEntry, Fh, FsyncMode, NewNode, NodeKind, OpenFlags as VfsOpenFlags, Opened,
+    ReaddirArgs, ReaddirMode, RenameArgs, RenameMode, Statfs, Vfs, WriteArgs, WriteOrigin,
 };
 use tracing::{Span, debug, debug_span, warn};
 
@@ -585,7 +585,18 @@ impl Filesystem for Adapter {
         let number = convert::ino(ino);
         let caller = convert::caller(request);
         let flags = convert::open_flags(flags);
-        let work = async move { vfs.open(&caller, number, flags).await };
+        // Pages of a file that was written here stay in the kernel, and reads of them are not seen here.
+        let cached = self.options.caching == Caching::Writes && flags.access == AccessMode::Read;
+        let notices = cached.then(|| self.notices.clone());
+        let work = async move {
+            let opened = vfs.open(&caller, number, flags).await?;
+            if let Some(notices) = notices
+                && vfs.opened_for_reading(opened.fh).await.unwrap_or(false)
+            {
+                notices.send(Notice::Attributes(number)).await;
+            }
+            Ok(opened)
+        };
         let writers = self.writers_of(flags);
         self.bridge.answer(span("open", request, ino), work, move |result| match result {
             Ok(opened) => {

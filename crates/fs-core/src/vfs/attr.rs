@@ -198,20 +198,21 @@ impl Vfs {
     }
 
     /// Notes a read of a file for its access time (relatime): at most one look at the attributes between two writes.
-    pub(super) async fn accessed_file(&self, inode: &InodeRef) -> Result<()> {
+    /// Tells whether the access time moved.
+    pub(super) async fn accessed_file(&self, inode: &InodeRef) -> Result<bool> {
         if self.options.atime == AtimeMode::Noatime || self.is_read_only() {
-            return Ok(());
+            return Ok(false);
         }
         let now = self.now();
         {
             let mut state = inode.state();
             if now.secs < state.atime_due_at {
-                return Ok(());
+                return Ok(false);
             }
             state.atime_due_at = atime_due_at(now);
         }
         let mut attr = self.meta.getattr(inode.ino).await?;
-        let newly = {
+        let (due, newly) = {
             let mut state = inode.state();
             state.refresh(&mut attr);
             let due = atime_is_due(&attr, now);
@@ -220,12 +221,12 @@ impl Vfs {
             } else {
                 state.atime_due_at = state.atime_due_at.min(atime_due_at(attr.atime));
             }
-            due && !std::mem::replace(&mut state.listed, true)
+            (due, due && !std::mem::replace(&mut state.listed, true))
         };
         if newly {
             self.flusher.list(inode.clone());
         }
-        Ok(())
+        Ok(due)
     }
 
     /// Notes a read of a directory or a symbolic link for its access time.

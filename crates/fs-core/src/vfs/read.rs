@@ -35,6 +35,16 @@ impl Vfs {
         self.read_range(&handle.inode, offset, u64::from(len), ReadHint::Normal).await
     }
 
+    /// Notes for the access time that a file was opened to be read, for a caller whose own cache may serve the reads. Tells
+    /// whether the access time moved.
+    ///
+    /// # Errors
+    /// `BadHandle`; `Io`.
+    pub async fn opened_for_reading(&self, fh: Fh) -> Result<bool> {
+        let handle = self.handles.file(fh)?;
+        self.accessed_file(&handle.inode).await
+    }
+
     /// Bytes of a file, up to its length.
     pub(super) async fn read_range(
         &self,

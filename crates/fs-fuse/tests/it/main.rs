@@ -74,6 +74,27 @@ fn a_file_that_replaces_another_brings_what_the_kernel_has_not_sent() {
 }
 
 #[test]
+fn reading_moves_the_access_time_wherever_the_pages_are() {
+    for options in ["writeback", "nowriteback"] {
+        let Some(mounted) = Mounted::new(options) else { return };
+        let path = mounted.path("read");
+        fs::write(&path, b"1").unwrap();
+        let long_ago = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let times = Timestamps { last_access: long_ago, last_modification: long_ago };
+        rustix::fs::utimensat(rustix::fs::CWD, &path, &times, AtFlags::empty()).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().atime(), 1);
+        fs::read(&path).unwrap();
+        // The kernel is told by another thread.
+        let mut looks = 0;
+        while fs::metadata(&path).unwrap().atime() == 1 {
+            looks += 1;
+            assert!(looks < 100_000, "{options}: the access time has not moved");
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
 fn times_before_1970_come_back() {
     let Some(mounted) = Mounted::new("") else { return };
     let path = mounted.path("old");

@@ -66,9 +66,9 @@ fn modules_of_the_core_keep_their_arrows() {
         ("data", &["crate::meta", "crate::vfs", "rfs_kv"]),
         ("vfs", &["fuser", "redb::", "aws_", "foundationdb"]),
     ];
-    let core = root().join("crates/fs-core/src");
+    let sources = root().join("crates/fs-core/src");
     for (module, banned) in arrows {
-        for file in rust_files(&core.join(module)) {
+        for file in rust_files(&sources.join(module)) {
             for (at, line) in fs::read_to_string(&file).unwrap().lines().enumerate() {
                 let code = line.trim_start();
                 if code.starts_with("//") {

@@ -44,7 +44,7 @@ use crate::exit::{Exit, Result};
 /// Names and attributes live in a transactional store (a local redb file, or FoundationDB), file contents live in
 /// packs in S3-compatible storage or a local directory. Without a volume of your own, `rfs mount DIRECTORY` makes one.
 #[derive(Debug, Parser)]
-#[command(name = "rfs", version, after_help = exit::HELP, propagate_version = false, disable_help_subcommand = true)]
+#[command(name = "rfs", version, after_help = exit::HELP)]
 pub(crate) struct Cli {
     #[command(flatten)]
     log: logging::LogArgs,

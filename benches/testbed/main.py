@@ -99,6 +99,7 @@ def main():
     ap.add_argument("--bandwidth", type=int, default=0, help="MiB a second between store and machine")
     ap.add_argument("--endpoint", help="an S3 server that runs already, instead of versitygw")
     ap.add_argument("--rfs", help="the rfs program (default: built from here)")
+    ap.add_argument("--load", help="the rfs-load program (default: built from here)")
     ap.add_argument("--rfs-mount-arg", dest="rfs_mount_args", action="append", default=[])
     ap.add_argument("--tree", default=str(ROOT), help="the tree that `tree` copies")
     ap.add_argument("--out", type=Path, default=Path("bench-results"))
@@ -113,8 +114,9 @@ def main():
         for command in INSTALL:
             subprocess.run(command, check=True)
         return 0
-    options.load, built = build()
-    options.rfs = options.rfs or built
+    if not (options.rfs and options.load):
+        load, rfs = build()
+        options.load, options.rfs = options.load or load, options.rfs or rfs
     chosen = [targets[name] for name in options.targets.split(",")]
     results = []
     server = Server(options.load, options.latency, options.bandwidth, options.endpoint)

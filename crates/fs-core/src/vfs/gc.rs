@@ -27,7 +27,7 @@ const REAP_PAGE: usize = 128;
 /// Records of packs that are read at a time.
 const PACKS_PAGE: usize = 1024;
 /// How often, and how long each time, a caller waits for what removed files give back before it is told that the volume
-/// is full: the kernel says a moment after a removal that it has forgotten the file.
+/// is full: the kernel says a moment after a removal or a close that it has forgotten the file.
 const ROOM_TRIES: u32 = 20;
 const ROOM_WAIT: Duration = Duration::from_millis(25);
 /// A pack is mostly dead when less than one part in so many is alive.
@@ -167,7 +167,7 @@ impl Vfs {
         if self.reap_closed().await > 0 || *tries == 1 {
             return true;
         }
-        if !self.known.has_closing_orphans() {
+        if !self.known.has_orphans() {
             return false;
         }
         // In time or not: what matters is whether the next try fits.

@@ -186,10 +186,10 @@ impl KnownTable {
         }
     }
 
-    /// Whether an orphan without handles is only waiting for the kernel to say that it has forgotten it.
-    pub(super) fn has_closing_orphans(&self) -> bool {
-        let closing = |known: &Known| known.orphan && known.opens == 0;
-        self.shards.iter().any(|shard| shard.lock().values().any(closing))
+    /// Whether there are orphans: in use, or waiting for the kernel to say that they no longer are (it tells of a close as
+    /// of a forgotten inode some time later).
+    pub(super) fn has_orphans(&self) -> bool {
+        self.shards.iter().any(|shard| shard.lock().values().any(|known| known.orphan))
     }
 
     pub(super) fn is_known(&self, ino: Ino) -> bool {

@@ -15,11 +15,10 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::engine::{
-    Chunk, CurrentState, Lookup, Memtable, Source, TxnBuffer, Watches, read_key, read_range, stamp_of,
+    BufferedTxn, Chunk, Commit, CurrentState, Lookup, Memtable, Snapshot, Source, TxnBuffer, Watches,
+    read_range, stamp_of,
 };
-use crate::{
-    Direction, Isolation, Kv, KvError, Limits, RangePage, RangeQuery, Result, Txn, Versionstamp, Watch,
-};
+use crate::{Direction, Kv, KvError, Limits, RangePage, RangeQuery, Result, Txn, Versionstamp, Watch};
 
 /// Time since some fixed moment.
 pub type TimeSource = Arc<dyn Fn() -> Duration + Send + Sync>;
@@ -143,13 +142,12 @@ impl Kv for MemKv {
         self.check_open()?;
         let began = (self.shared.options.time)();
         let read_version = self.shared.state.lock().version;
-        Ok(Arc::new(MemTxn {
+        Ok(Arc::new(BufferedTxn::new(MemSnapshot {
             shared: Arc::clone(&self.shared),
             closed: Arc::clone(&self.closed),
             read_version,
             began,
-            buffer: Mutex::default(),
-        }))
+        })))
     }
 
     async fn sync(&self) -> Result<()> {
@@ -169,15 +167,15 @@ impl Kv for MemKv {
     }
 }
 
-struct MemTxn {
+/// The store at the beginning of a transaction.
+struct MemSnapshot {
     shared: Arc<Shared>,
     closed: Arc<AtomicBool>,
     read_version: u64,
     began: Duration,
-    buffer: Mutex<TxnBuffer>,
 }
 
-impl MemTxn {
+impl MemSnapshot {
     fn check_age(&self, state: &State, now: Duration) -> Result<()> {
         check_open(&self.closed)?;
         if self.read_version < state.oldest || self.began + self.shared.options.txn_age_max < now {
@@ -189,21 +187,51 @@ impl MemTxn {
     fn now(&self) -> Duration {
         (self.shared.options.time)()
     }
+}
 
-    fn read(&self, key: &[u8], isolation: Isolation) -> Result<Option<Bytes>> {
+impl Snapshot for MemSnapshot {
+    fn stamp(&self) -> Versionstamp {
+        stamp_of(self.read_version)
+    }
+
+    fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
         let now = self.now();
-        read_key(&self.buffer, key, isolation, || {
-            let state = self.shared.state.lock();
-            self.check_age(&state, now)?;
-            Ok(match state.table.get(key, self.read_version) {
-                Lookup::Missing => None,
-                Lookup::Found(value) => value,
-            })
+        let state = self.shared.state.lock();
+        self.check_age(&state, now)?;
+        Ok(match state.table.get(key, self.read_version) {
+            Lookup::Missing => None,
+            Lookup::Found(value) => value,
         })
+    }
+
+    fn range(&self, buffer: &Mutex<TxnBuffer>, query: &RangeQuery) -> Result<RangePage> {
+        read_range(buffer, &[self], query)
+    }
+
+    async fn commit(&self, commit: Commit) -> Result<Versionstamp> {
+        let now = self.now();
+        let state = &mut *self.shared.state.lock();
+        self.check_age(state, now)?;
+        if state.table.conflicts(commit.reads(), self.read_version) {
+            return Err(KvError::Conflict);
+        }
+        let version = state.version + 1;
+        let stamp = stamp_of(version);
+        let cleared = commit.cleared().to_vec();
+        let changes = commit.resolve(stamp, &Newest(&state.table))?;
+        let keys: Vec<Bytes> = changes.iter().map(|(key, _)| key.clone()).collect();
+        state.table.apply(version, changes, &cleared, state.oldest);
+        state.version = version;
+        if !self.shared.watches.is_empty() {
+            self.shared.watches.notify(keys.iter());
+        }
+        state.history.push_back(PastCommit { time: now, version, keys });
+        state.prune(now, &self.shared.options);
+        Ok(stamp)
     }
 }
 
-impl Source for MemTxn {
+impl Source for MemSnapshot {
     fn scan(&self, begin: &[u8], end: &[u8], direction: Direction, limit: usize) -> Result<Chunk> {
         let now = self.now();
         let state = self.shared.state.lock();
@@ -226,78 +254,5 @@ impl CurrentState for Newest<'_> {
     fn keys(&self, begin: &[u8], end: &[u8]) -> Result<Vec<Bytes>> {
         let chunk = self.0.scan(begin, end, Direction::Forward, usize::MAX, u64::MAX);
         Ok(chunk.entries.into_iter().filter_map(|(key, value)| value.map(|_| key)).collect())
-    }
-}
-
-#[async_trait]
-impl Txn for MemTxn {
-    async fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
-        self.read(key, Isolation::Serializable)
-    }
-
-    async fn snapshot_get(&self, key: &[u8]) -> Result<Option<Bytes>> {
-        self.read(key, Isolation::Snapshot)
-    }
-
-    async fn range(&self, query: RangeQuery) -> Result<RangePage> {
-        read_range(&self.buffer, &[self], &query)
-    }
-
-    fn set(&self, key: &[u8], value: &[u8]) {
-        self.buffer.lock().set(key, value);
-    }
-
-    fn clear(&self, key: &[u8]) {
-        self.buffer.lock().clear(key);
-    }
-
-    fn clear_range(&self, begin: &[u8], end: &[u8]) {
-        self.buffer.lock().clear_range(begin, end);
-    }
-
-    fn add(&self, key: &[u8], delta: i64) {
-        self.buffer.lock().add(key, delta);
-    }
-
-    fn max(&self, key: &[u8], value: &[u8]) {
-        self.buffer.lock().max(key, value);
-    }
-
-    fn set_versionstamped_key(&self, prefix: &[u8], order: u16, suffix: &[u8], value: &[u8]) {
-        self.buffer.lock().set_versionstamped_key(prefix, order, suffix, value);
-    }
-
-    fn set_versionstamped_value(&self, key: &[u8], prefix: &[u8], suffix: &[u8]) {
-        self.buffer.lock().set_versionstamped_value(key, prefix, suffix);
-    }
-
-    fn add_read_conflict(&self, begin: &[u8], end: &[u8]) {
-        self.buffer.lock().add_read_range(Bytes::copy_from_slice(begin), Bytes::copy_from_slice(end));
-    }
-
-    async fn commit(&self) -> Result<Versionstamp> {
-        check_open(&self.closed)?;
-        let Some(commit) = self.buffer.lock().take()? else {
-            return Ok(stamp_of(self.read_version));
-        };
-        let now = self.now();
-        let state = &mut *self.shared.state.lock();
-        self.check_age(state, now)?;
-        if state.table.conflicts(commit.reads(), self.read_version) {
-            return Err(KvError::Conflict);
-        }
-        let version = state.version + 1;
-        let stamp = stamp_of(version);
-        let cleared = commit.cleared().to_vec();
-        let changes = commit.resolve(stamp, &Newest(&state.table))?;
-        let keys: Vec<Bytes> = changes.iter().map(|(key, _)| key.clone()).collect();
-        state.table.apply(version, changes, &cleared, state.oldest);
-        state.version = version;
-        if !self.shared.watches.is_empty() {
-            self.shared.watches.notify(keys.iter());
-        }
-        state.history.push_back(PastCommit { time: now, version, keys });
-        state.prune(now, &self.shared.options);
-        Ok(stamp)
     }
 }

@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use rfs_kv::engine::BufferedTxn;
 use rfs_kv::{Kv, KvError, Limits, Result, Txn, Watch};
 
 use crate::engine::Engine;
@@ -154,7 +155,7 @@ impl Kv for RedbKv {
     }
 
     async fn begin(&self) -> Result<Arc<dyn Txn>> {
-        Ok(Arc::new(txn::RedbTxn::begin(&self.engine)?))
+        Ok(Arc::new(BufferedTxn::new(txn::RedbSnapshot::begin(&self.engine)?)))
     }
 
     async fn sync(&self) -> Result<()> {

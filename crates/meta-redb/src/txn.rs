@@ -1,29 +1,27 @@
-//! One transaction: its reads go to the layers of its beginning, its writes wait in a buffer.
+//! What a transaction reads: the layers of its beginning. Its writes wait in [`rfs_kv::engine::BufferedTxn`].
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use rfs_kv::engine::{Source, TxnBuffer, read_key, read_range, stamp_of};
-use rfs_kv::{Isolation, KvError, RangePage, RangeQuery, Result, Txn, Versionstamp};
+use rfs_kv::engine::{Commit, Snapshot, Source, TxnBuffer, read_range, stamp_of};
+use rfs_kv::{KvError, RangePage, RangeQuery, Result, Versionstamp};
 use tokio::time::Instant;
 
 use crate::engine::{Beginning, Engine};
 use crate::layer::LayerAt;
 
-pub(crate) struct RedbTxn {
+pub(crate) struct RedbSnapshot {
     engine: Arc<Engine>,
     beginning: Beginning,
     began: Instant,
-    buffer: Mutex<TxnBuffer>,
 }
 
-impl RedbTxn {
+impl RedbSnapshot {
     pub(crate) fn begin(engine: &Arc<Engine>) -> Result<Self> {
         let began = Instant::now();
         let beginning = engine.begin()?;
-        Ok(Self { engine: Arc::clone(engine), beginning, began, buffer: Mutex::default() })
+        Ok(Self { engine: Arc::clone(engine), beginning, began })
     }
 
     fn check_age(&self) -> Result<()> {
@@ -32,25 +30,20 @@ impl RedbTxn {
         }
         Ok(())
     }
-
-    fn read(&self, key: &[u8], isolation: Isolation) -> Result<Option<Bytes>> {
-        self.check_age()?;
-        let Beginning { view, version } = &self.beginning;
-        read_key(&self.buffer, key, isolation, || view.get(key, *version))
-    }
 }
 
-#[async_trait]
-impl Txn for RedbTxn {
-    async fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
-        self.read(key, Isolation::Serializable)
+impl Snapshot for RedbSnapshot {
+    fn stamp(&self) -> Versionstamp {
+        stamp_of(self.beginning.version)
     }
 
-    async fn snapshot_get(&self, key: &[u8]) -> Result<Option<Bytes>> {
-        self.read(key, Isolation::Snapshot)
+    fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
+        self.check_age()?;
+        let Beginning { view, version } = &self.beginning;
+        view.get(key, *version)
     }
 
-    async fn range(&self, query: RangeQuery) -> Result<RangePage> {
+    fn range(&self, buffer: &Mutex<TxnBuffer>, query: &RangeQuery) -> Result<RangePage> {
         self.check_age()?;
         let Beginning { view, version } = &self.beginning;
         let active = LayerAt { layer: &view.active, version: *version };
@@ -58,46 +51,10 @@ impl Txn for RedbTxn {
         let mut sources: Vec<&dyn Source> = vec![&active];
         sources.extend(frozen.as_ref().map(|layer| layer as &dyn Source));
         sources.push(&*view.base);
-        read_range(&self.buffer, &sources, &query)
+        read_range(buffer, &sources, query)
     }
 
-    fn set(&self, key: &[u8], value: &[u8]) {
-        self.buffer.lock().set(key, value);
-    }
-
-    fn clear(&self, key: &[u8]) {
-        self.buffer.lock().clear(key);
-    }
-
-    fn clear_range(&self, begin: &[u8], end: &[u8]) {
-        self.buffer.lock().clear_range(begin, end);
-    }
-
-    fn add(&self, key: &[u8], delta: i64) {
-        self.buffer.lock().add(key, delta);
-    }
-
-    fn max(&self, key: &[u8], value: &[u8]) {
-        self.buffer.lock().max(key, value);
-    }
-
-    fn set_versionstamped_key(&self, prefix: &[u8], order: u16, suffix: &[u8], value: &[u8]) {
-        self.buffer.lock().set_versionstamped_key(prefix, order, suffix, value);
-    }
-
-    fn set_versionstamped_value(&self, key: &[u8], prefix: &[u8], suffix: &[u8]) {
-        self.buffer.lock().set_versionstamped_value(key, prefix, suffix);
-    }
-
-    fn add_read_conflict(&self, begin: &[u8], end: &[u8]) {
-        self.buffer.lock().add_read_range(Bytes::copy_from_slice(begin), Bytes::copy_from_slice(end));
-    }
-
-    async fn commit(&self) -> Result<Versionstamp> {
-        let taken = self.buffer.lock().take()?;
-        let Some(commit) = taken else {
-            return Ok(stamp_of(self.beginning.version));
-        };
+    async fn commit(&self, commit: Commit) -> Result<Versionstamp> {
         self.check_age()?;
         self.engine.commit(commit, &self.beginning).await
     }

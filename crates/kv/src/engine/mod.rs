@@ -1,17 +1,19 @@
 //! Parts that engines in this process are built from: what a transaction remembers until its commit
-//! ([`TxnBuffer`]), recent versions of keys with conflict detection ([`Memtable`]), merged range reads ([`read_range`])
-//! and watches ([`Watches`]).
+//! ([`TxnBuffer`]), the transaction around it ([`BufferedTxn`]), recent versions of keys with conflict detection
+//! ([`Memtable`]), merged range reads ([`read_range`]) and watches ([`Watches`]).
 //!
 //! Knows nothing of files, threads or time: the engine brings those. Nothing here waits.
 
 mod buffer;
 mod memtable;
 mod range;
+mod txn;
 mod watches;
 
 pub use buffer::{Change, Commit, CurrentState, Own, TxnBuffer, WriteOp};
 pub use memtable::{Lookup, Memtable, ReadSet};
 pub use range::{Chunk, Source, read_key, read_range};
+pub use txn::{BufferedTxn, Snapshot};
 pub use watches::Watches;
 
 use crate::Versionstamp;

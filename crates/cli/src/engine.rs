@@ -43,8 +43,13 @@ pub(crate) async fn open_kv(url: &MetaUrl, missing: Missing) -> Result<Arc<dyn K
                 prefix: prefix.clone().into_bytes(),
                 ..FdbOptions::default()
             };
-            let kv = FdbKv::connect(options).await;
-            let kv = kv.map_err(|e| Failure { exit: Exit::MetadataDown, error: e.into(), hint: None })?;
+            let kv = FdbKv::connect(options).await.map_err(|error| {
+                let exit = match &error {
+                    rfs_meta_fdb::OpenError::Prefix(_) => Exit::Usage,
+                    _ => Exit::MetadataDown,
+                };
+                Failure { exit, error: error.into(), hint: None }
+            })?;
             Ok(Arc::new(kv))
         }
     }

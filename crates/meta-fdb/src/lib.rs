@@ -9,6 +9,7 @@ mod txn;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -20,12 +21,16 @@ use rfs_kv::{Kv, KvError, Limits, Result, Txn, Watch};
 pub use network::stop_network;
 use txn::FdbTxn;
 
+/// Longest prefix. With its terminator it fills what the contract's longest key leaves of FoundationDB's.
+pub const PREFIX_BYTES_MAX: usize = 99;
+
 /// How to reach a cluster.
 #[derive(Debug, Clone)]
 pub struct FdbOptions {
     /// The cluster file; `None` is FoundationDB's default place.
     pub cluster_file: Option<PathBuf>,
-    /// All keys of the volume start with these bytes; volumes of one cluster need different prefixes.
+    /// All keys of the volume start with these bytes, at most [`PREFIX_BYTES_MAX`]; volumes of one cluster need different
+    /// prefixes.
     pub prefix: Vec<u8>,
     /// A transaction that takes longer fails.
     pub timeout: Duration,
@@ -50,6 +55,9 @@ pub enum OpenError {
     /// The client library is missing or unusable.
     #[error(transparent)]
     Library(#[from] rfs_fdb_dlopen::LoadError),
+    /// The prefix is too long.
+    #[error("a prefix of {0} bytes is too long: {PREFIX_BYTES_MAX} are allowed")]
+    Prefix(usize),
     /// The cluster file is missing or not text.
     #[error("cluster file {0}: {1}")]
     ClusterFile(PathBuf, String),
@@ -68,6 +76,23 @@ pub struct FdbKv {
     database: Arc<Database>,
     prefix: Arc<[u8]>,
     timeout: Duration,
+    open: Arc<Open>,
+}
+
+/// Whether the store was closed; its transactions ask, too. The client library itself keeps its connections until the
+/// process ends.
+#[derive(Debug, Default)]
+struct Open {
+    closed: AtomicBool,
+}
+
+impl Open {
+    fn check(&self) -> Result<()> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(KvError::Unavailable("the metadata store was closed".to_owned()));
+        }
+        Ok(())
+    }
 }
 
 impl FdbKv {
@@ -77,6 +102,9 @@ impl FdbKv {
     /// [`OpenError`]; the text says what to do.
     pub async fn connect(options: FdbOptions) -> Result<FdbKv, OpenError> {
         let FdbOptions { cluster_file, mut prefix, timeout, library } = options;
+        if prefix.len() > PREFIX_BYTES_MAX {
+            return Err(OpenError::Prefix(prefix.len()));
+        }
         if let Some(file) = &cluster_file {
             std::fs::metadata(file).map_err(|e| OpenError::ClusterFile(file.clone(), e.to_string()))?;
         }
@@ -91,7 +119,8 @@ impl FdbKv {
         let database = Database::new(path).map_err(|e| OpenError::Client(e.to_string()))?;
         // The terminator keeps prefix "a" out of prefix "ab".
         prefix.push(0);
-        let kv = FdbKv { database: Arc::new(database), prefix: prefix.into(), timeout };
+        let open = Arc::default();
+        let kv = FdbKv { database: Arc::new(database), prefix: prefix.into(), timeout, open };
         let answered = async { kv.begin().await?.get(b"").await };
         match tokio::time::timeout(timeout, answered).await {
             Ok(Ok(_)) => Ok(kv),
@@ -103,6 +132,7 @@ impl FdbKv {
     }
 
     fn transaction(&self) -> Result<foundationdb::Transaction> {
+        self.open.check()?;
         let txn = self.database.create_trx().map_err(told)?;
         let timeout_ms = i32::try_from(self.timeout.as_millis()).unwrap_or(i32::MAX);
         txn.set_option(TransactionOption::Timeout(timeout_ms)).map_err(told)?;
@@ -121,7 +151,7 @@ impl Kv for FdbKv {
         // The read version is needed by the first read or by the commit anyway; asking for it here makes the
         // transaction's place in the order of commits the one that the contract promises, at no further round trip.
         txn.get_read_version().await.map_err(told)?;
-        Ok(Arc::new(FdbTxn::new(txn, Arc::clone(&self.prefix))))
+        Ok(Arc::new(FdbTxn::new(txn, Arc::clone(&self.prefix), Arc::clone(&self.open))))
     }
 
     async fn sync(&self) -> Result<()> {
@@ -139,6 +169,7 @@ impl Kv for FdbKv {
     }
 
     async fn close(&self) -> Result<()> {
+        self.open.closed.store(true, Ordering::Release);
         Ok(())
     }
 }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use foundationdb::options::{ConflictRangeType, MutationType, StreamingMode};
-use foundationdb::{KeySelector, RangeOption, Transaction};
+use foundationdb::{RangeOption, Transaction};
 use parking_lot::{Mutex, RwLock};
 use rfs_kv::{Direction, Isolation, KvError, Limits, RangePage, RangeQuery, Result, Txn, Versionstamp};
 
-use crate::{told, told_of_commit};
+use crate::{Open, told, told_of_commit};
 
 /// Where the versionstamp goes: the server fills in these ten bytes.
 const STAMP_PLACE: [u8; 10] = [0xff; 10];
@@ -20,6 +20,7 @@ const STAMP_PLACE: [u8; 10] = [0xff; 10];
 pub(crate) struct FdbTxn {
     inner: RwLock<Option<Transaction>>,
     prefix: Arc<[u8]>,
+    open: Arc<Open>,
     written: Mutex<Written>,
 }
 
@@ -32,8 +33,8 @@ struct Written {
 }
 
 impl FdbTxn {
-    pub(crate) fn new(inner: Transaction, prefix: Arc<[u8]>) -> FdbTxn {
-        FdbTxn { inner: RwLock::new(Some(inner)), prefix, written: Mutex::default() }
+    pub(crate) fn new(inner: Transaction, prefix: Arc<[u8]>, open: Arc<Open>) -> FdbTxn {
+        FdbTxn { inner: RwLock::new(Some(inner)), prefix, open, written: Mutex::default() }
     }
 
     fn full(&self, key: &[u8]) -> Vec<u8> {
@@ -75,6 +76,34 @@ impl FdbTxn {
         let value = reading.await.map_err(told)?;
         Ok(value.map(|value| Bytes::copy_from_slice(&value)))
     }
+
+    /// The first `limit` entries between two full keys, without conflict.
+    async fn entries(
+        &self,
+        begin: &[u8],
+        end: &[u8],
+        limit: usize,
+        direction: Direction,
+    ) -> Result<Vec<(Bytes, Bytes)>> {
+        let mut next = Some(RangeOption {
+            limit: Some(limit),
+            mode: StreamingMode::WantAll,
+            reverse: direction == Direction::Reverse,
+            ..RangeOption::from((begin, end))
+        });
+        let mut entries = Vec::new();
+        let mut iteration = 1;
+        while let Some(option) = next {
+            let values = self.with(|txn| txn.get_range(&option, iteration, true))?.await.map_err(told)?;
+            entries.extend(values.iter().map(|pair| {
+                let key = Bytes::copy_from_slice(&pair.key()[self.prefix.len()..]);
+                (key, Bytes::copy_from_slice(pair.value()))
+            }));
+            next = option.next_range(&values);
+            iteration += 1;
+        }
+        Ok(entries)
+    }
 }
 
 fn used_after_commit() -> KvError {
@@ -92,43 +121,27 @@ impl Txn for FdbTxn {
     }
 
     async fn range(&self, query: RangeQuery) -> Result<RangePage> {
-        let (mut begin, mut end) = (self.full(&query.begin), self.full(&query.end));
-        let reverse = query.direction == Direction::Reverse;
-        let mut page = RangePage::default();
+        let (begin, end) = (self.full(&query.begin), self.full(&query.end));
         if begin >= end {
-            return Ok(page);
+            return Ok(RangePage::default());
         }
-        for iteration in 1.. {
-            let left = query.limit - page.entries.len();
-            let values = {
-                let option = RangeOption {
-                    limit: Some(left),
-                    mode: StreamingMode::WantAll,
-                    reverse,
-                    ..RangeOption::from((
-                        KeySelector::first_greater_or_equal(&begin),
-                        KeySelector::first_greater_or_equal(&end),
-                    ))
-                };
-                self.with(|txn| txn.get_range(&option, iteration, query.isolation == Isolation::Snapshot))?
-            }
-            .await
-            .map_err(told)?;
-            for pair in &values {
-                let key = Bytes::copy_from_slice(&pair.key()[self.prefix.len()..]);
-                page.entries.push((key, Bytes::copy_from_slice(pair.value())));
-            }
-            page.more = values.more();
-            let (Some(last), true) = (values.last(), page.more && page.entries.len() < query.limit) else {
-                return Ok(page);
-            };
-            if reverse {
-                end = last.key().to_vec();
-            } else {
-                begin = [last.key(), &[0]].concat();
+        // FoundationDB does not tell whether there is more when the limit is reached: one entry more tells. It must not
+        // conflict, so what was read is marked here instead of by the read.
+        let wanted = query.limit.saturating_add(1);
+        let mut entries = self.entries(&begin, &end, wanted, query.direction).await?;
+        let more = entries.len() > query.limit;
+        entries.truncate(query.limit);
+        if query.isolation == Isolation::Serializable {
+            let last = entries.last().filter(|_| more).map(|(key, _)| key);
+            match (last, query.direction) {
+                (None, _) => self.add_read_conflict(&query.begin, &query.end),
+                (Some(last), Direction::Forward) => {
+                    self.add_read_conflict(&query.begin, &[last, &b"\0"[..]].concat());
+                }
+                (Some(last), Direction::Reverse) => self.add_read_conflict(last, &query.end),
             }
         }
-        unreachable!("the loop above has no bound of its own")
+        Ok(RangePage { entries, more })
     }
 
     fn set(&self, key: &[u8], value: &[u8]) {
@@ -180,6 +193,7 @@ impl Txn for FdbTxn {
 
     async fn commit(&self) -> Result<Versionstamp> {
         let txn = self.inner.write().take().ok_or_else(used_after_commit)?;
+        self.open.check()?;
         let any = {
             let written = self.written.lock();
             if let Some(what) = &written.too_large {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rfs_kv::{Kv, conformance};
-use rfs_meta_fdb::{FdbKv, FdbOptions, OpenError, stop_network};
+use rfs_meta_fdb::{FdbKv, FdbOptions, OpenError, PREFIX_BYTES_MAX, stop_network};
 use rfs_testkit::{FdbServer, or_skip};
 
 async fn connect(server: &FdbServer, prefix: &str) -> FdbKv {
@@ -26,11 +26,15 @@ fn the_engine_keeps_the_contract() {
     runtime.block_on(async {
         let missing = FdbOptions { cluster_file: Some("/nonexistent".into()), ..FdbOptions::default() };
         assert!(matches!(FdbKv::connect(missing).await, Err(OpenError::ClusterFile(..))));
+        let long = FdbOptions { prefix: vec![b'p'; PREFIX_BYTES_MAX + 1], ..FdbOptions::default() };
+        assert!(matches!(FdbKv::connect(long).await, Err(OpenError::Prefix(100))));
 
         let count = AtomicU32::new(0);
         let server = &server;
         conformance::all(|| {
-            let prefix = format!("case{}", count.fetch_add(1, Ordering::Relaxed));
+            // As long as a prefix can be, so that the limits are those of the longest keys.
+            let number = count.fetch_add(1, Ordering::Relaxed);
+            let prefix = format!("{number:0>width$}", width = PREFIX_BYTES_MAX);
             async move { Arc::new(connect(server, &prefix).await) as Arc<dyn Kv> }
         })
         .await;

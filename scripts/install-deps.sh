@@ -13,6 +13,7 @@ want clang clang                       # FoundationDB's bindings are generated w
 want fusermount3 fuse3
 if [[ ${1:-} == test ]]; then
   want git git
+  want python3 python3
   want rsync rsync
   want sqlite3 sqlite3
   want getfattr attr

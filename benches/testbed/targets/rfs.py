@@ -1,45 +1,109 @@
-"""rfs over redb and the S3 server; over redb and a local directory; over FoundationDB when it is found."""
-import os
-import time
+"""rfs over redb and the S3 server, and variants of it."""
 
+import os
+from pathlib import Path
+
+from ..process import Failed, Group, sh, wait_for
+from ..server import REGION, answers, free_port
 from . import Target
-from ..process import Failed, is_mounted, sh, start, wait_for
-from ..server import BUCKET
 
 
 class Rfs(Target):
-    name = "rfs"
-    mount_args = ()
+    """Defaults: redb, write-back cache of the kernel on."""
 
-    def __init__(self, server, options):
-        super().__init__(server, options)
-        self.program = options.rfs
-        self.meta = "redb://%s/meta.redb" % self.dir
+    name = "rfs"
+    mount_args: tuple[str, ...] = ()
 
     @property
-    def store(self):
-        return "s3://%s/%s?endpoint=%s&region=us-east-1&path_style=true" % (BUCKET, self.dir.name, self.server.endpoint)
+    def meta(self) -> str:
+        """The metadata URL."""
+        return f"redb://{self.dir}/meta.redb"
 
-    def setup(self):
-        sh(self.program, "format", self.meta, self.store, env=self.server.env)
+    @property
+    def store(self) -> str:
+        """The store URL."""
+        return f"s3://{self.bucket}?endpoint={self.server.endpoint}&region={REGION}&path_style=true"
 
-    def mount(self):
-        args = [*self.mount_args, *self.options.rfs_mount_args]
-        self.processes = [start(self.program, "mount", *args, self.meta, self.mount_point, log=self.dir / "log",
-                                env=self.server.env)]
-        wait_for(lambda: is_mounted(self.mount_point) or self.processes[0].poll() is not None, 30, "mount")
-        if self.processes[0].poll() is not None:
-            raise Failed((self.dir / "log").read_text()[-2000:])
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of every rfs command."""
+        return self.server.env
 
-    def unmount(self):
-        sh(self.program, "umount", self.mount_point)
-        self.processes[0].wait(600)
-        self.processes = []
+    def setup(self) -> None:
+        sh(self.options.rfs, "format", self.meta, self.store, env=self.environment)
+
+    def mount(self) -> None:
+        os.environ.update(self.environment)
+        self.start_mount(self.options.rfs, "mount", *self.mount_args, *self.options.rfs_mount_args, self.meta, self.mount_point)
+
+    def unmount(self) -> None:
+        sh(self.options.rfs, "umount", self.mount_point)
+        self.group.wait_empty(600, "end of rfs")
+        if code := self.group.started[-1].returncode:
+            raise Failed(f"rfs ended with {code}: {self.log_end()}")
+
+
+class RfsNoWriteback(Rfs):
+    """Without the kernel's write-back cache, as on a shared volume."""
+
+    name = "rfs-wb-off"
+    mount_args = ("--writeback-cache", "off")
 
 
 class RfsLocal(Rfs):
+    """Objects in a local directory, made durable file by file."""
+
     name = "rfs-local"
 
     @property
-    def store(self):
-        return "file://%s/store" % self.dir
+    def store(self) -> str:
+        return f"file://{self.dir}/store"
+
+
+class RfsFdb(Rfs):
+    """Metadata in FoundationDB: one server process, the ssd engine."""
+
+    name = "rfs-fdb"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        home = fdb_home()
+        if not home:
+            return "FDB_HOME does not name a directory"
+        absent = [path for path in ("bin/fdbserver", "bin/fdbcli", "lib/libfdb_c.so") if not (home / path).exists()]
+        return f"no {', '.join(absent)} below FDB_HOME" if absent else None
+
+    @property
+    def meta(self) -> str:
+        return f"fdb://{self.dir}/fdb.cluster?prefix=bench"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**self.server.env, "RFS_FDB_LIBRARY": f"{fdb_home()}/lib/libfdb_c.so"}
+
+    def setup(self) -> None:
+        self.meta_group = Group("fdb")
+        start_fdb(self.meta_group, self.dir)
+        super().setup()
+
+
+def fdb_home() -> Path | None:
+    """Where FoundationDB's programs are."""
+    return Path(os.environ["FDB_HOME"]) if os.environ.get("FDB_HOME") else None
+
+
+def start_fdb(group: Group, directory: Path) -> None:
+    """Starts an empty FoundationDB of one process; its cluster file is `fdb.cluster`."""
+    home, port, cluster = fdb_home(), free_port(), directory / "fdb.cluster"
+    cluster.write_text(f"bench:bench@127.0.0.1:{port}\n")
+    group.start(f"{home}/bin/fdbserver", "-p", f"127.0.0.1:{port}", "-C", cluster, "-d", directory / "fdb", "-L", directory,
+                "--memory", "4GiB", log=directory / "fdb.log")
+    wait_for(lambda: answers(port), 30, "answer from fdbserver")
+
+    def configured() -> bool:
+        try:
+            sh(f"{home}/bin/fdbcli", "-C", cluster, "--timeout", "10", "--exec", "configure new single ssd")
+        except Failed:
+            return False
+        return True
+    wait_for(configured, 60, "new FoundationDB database")

@@ -46,8 +46,8 @@ pub(super) struct Collector {
     wake: Notify,
     /// Told when an orphan can be reaped.
     forgotten: Notify,
-    /// Held by a round of collection, so that there is one at a time.
-    round: tokio::sync::Mutex<()>,
+    /// Held by a round of collection, so that there is one at a time: the last pack that one has rewritten.
+    round: tokio::sync::Mutex<Option<PackId>>,
 }
 
 /// Packs of this session that were stored for nothing.
@@ -252,9 +252,19 @@ impl Vfs {
             .filter(|pack| !self.flusher.is_pinned(*pack))
             .partition(|pack| uncommitted.contains(pack));
         self.collector.garbage.lock().fresh.extend(waiting);
-        if let Err(error) = self.delete_packs(&deletable).await {
+        if let Err(error) = self.delete_unnamed(&deletable).await {
             tracing::warn!(%error, "could not delete packs, a later session will");
         }
+    }
+
+    /// Deletes those of `packs` that the metadata does not name. A pack that one file gave up may hold another's bytes,
+    /// placed there a moment later and committed since.
+    async fn delete_unnamed(&self, packs: &[PackId]) -> Result<()> {
+        if packs.is_empty() {
+            return Ok(());
+        }
+        let unnamed = self.meta.drop_packs(packs).await?;
+        self.delete_packs(&unnamed).await
     }
 
     async fn delete_packs(&self, packs: &[PackId]) -> Result<()> {
@@ -268,7 +278,7 @@ impl Vfs {
 
     /// Deletes dead packs and rewrites mostly dead ones.
     async fn collect(&self, thoroughness: Thoroughness) -> Result<GcReport> {
-        let _round = self.collector.round.lock().await;
+        let mut rewritten_last = self.collector.round.lock().await;
         let mut report = GcReport::default();
         let unnamed = match thoroughness {
             Thoroughness::Routine => Vec::new(),
@@ -281,7 +291,7 @@ impl Vfs {
         loop {
             let page = self.meta.packs(after, PACKS_PAGE).await?;
             self.drop_dead(&page.items, &mut report).await?;
-            mostly_dead.extend(page.items.iter().filter(|pack| is_mostly_dead(pack)).copied());
+            mostly_dead.extend(page.items.iter().filter(|pack| is_mostly_dead(pack)).map(|pack| pack.pack));
             if thoroughness == Thoroughness::Everything {
                 named.extend(page.items.iter().map(|pack| pack.pack));
             }
@@ -293,9 +303,10 @@ impl Vfs {
         let garbage: Vec<PackId> = unnamed.into_iter().filter(|pack| !named.contains(pack)).collect();
         self.delete_packs(&garbage).await?;
         report.packs_unnamed = garbage.len() as u64;
-        for pack in mostly_dead.into_iter().take(REWRITES_MAX) {
-            if !self.is_in_use(pack.pack) {
-                report.chunks_rewritten += self.rewrite_pack(pack.pack).await?;
+        for pack in in_turn(mostly_dead, *rewritten_last) {
+            *rewritten_last = Some(pack);
+            if !self.is_in_use(pack) {
+                report.chunks_rewritten += self.rewrite_pack(pack).await?;
             }
         }
         Ok(report)
@@ -395,4 +406,29 @@ enum Thoroughness {
 
 fn is_mostly_dead(pack: &PackInfo) -> bool {
     u64::try_from(pack.live_bytes).is_ok_and(|live| live > 0 && live < pack.stored_bytes / LIVE_PART)
+}
+
+/// Which of `packs` (ascending) a round rewrites: the next few after `last`, and then from the beginning. Some cannot be
+/// rewritten, because their footers do not tell which files were cloned from them, and must not keep others waiting.
+fn in_turn(mut packs: Vec<PackId>, last: Option<PackId>) -> Vec<PackId> {
+    let next = packs.partition_point(|pack| Some(*pack) <= last);
+    packs.rotate_left(next);
+    packs.truncate(REWRITES_MAX);
+    packs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mostly_dead_pack_has_its_turn() {
+        let packs = |ids: &[u64]| ids.iter().copied().map(PackId).collect::<Vec<_>>();
+        let all = packs(&[1, 2, 3, 5, 6, 7]);
+        assert_eq!(in_turn(all.clone(), None), packs(&[1, 2, 3, 5]));
+        assert_eq!(in_turn(all.clone(), Some(PackId(5))), packs(&[6, 7, 1, 2]));
+        assert_eq!(in_turn(all.clone(), Some(PackId(4))), packs(&[5, 6, 7, 1]));
+        assert_eq!(in_turn(all, Some(PackId(9))), packs(&[1, 2, 3, 5]));
+        assert_eq!(in_turn(Vec::new(), None), Vec::new());
+    }
 }

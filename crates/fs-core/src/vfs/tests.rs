@@ -29,6 +29,7 @@ use crate::types::{
 mod concurrent;
 mod differential;
 mod faults;
+mod gc;
 mod names;
 
 const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 1 };

@@ -131,18 +131,6 @@ impl Overlay {
         self.touching(&(offset..u32::MAX)).next().map(|extent| extent.offset.max(offset))
     }
 
-    /// The first byte at or after `offset` that is not data.
-    pub fn next_hole(&self, offset: u32) -> u32 {
-        let mut hole = offset;
-        for extent in self.touching(&(offset..u32::MAX)) {
-            if extent.offset > hole {
-                break;
-            }
-            hole = extent.end();
-        }
-        hole
-    }
-
     /// The extents that have a byte in `range`.
     fn touching(&self, range: &Range<u32>) -> impl Iterator<Item = &Extent> + use<'_> {
         let first = self.extents.partition_point(|extent| extent.end() <= range.start);

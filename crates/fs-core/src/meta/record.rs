@@ -7,7 +7,9 @@
 use bytes::{Buf, BufMut, Bytes};
 use uuid::Uuid;
 
-use crate::types::{Block, Error, ErrorKind, Ino, Kind, PackId, PackedRun, Result, Slice, Stored, Timestamp};
+use crate::types::{
+    Block, CHUNK_BYTES, Error, ErrorKind, Ino, Kind, PackId, PackedRun, Result, Slice, Stored, Timestamp,
+};
 
 use super::volume::{Codec, Volume, VolumeLimits};
 
@@ -411,13 +413,16 @@ pub(super) fn decode_group(value: &Bytes) -> Result<Vec<Slice>> {
     for _ in 0..count {
         let offset = reader.u32()?;
         let len = reader.u32()?;
+        if u64::from(offset) + u64::from(len) > CHUNK_BYTES {
+            return Err(damaged("slice"));
+        }
         let stored = match reader.u8()? {
             SLICE_HOLE => Stored::Hole,
             SLICE_INLINE => {
                 let len = usize::try_from(len).map_err(|_| damaged("slice"))?;
                 Stored::Inline(value.slice_ref(reader.bytes(len)?))
             }
-            SLICE_PACKED => Stored::Packed(decode_run(&mut reader)?),
+            SLICE_PACKED => Stored::Packed(decode_run(&mut reader, len)?),
             _ => return Err(damaged("slice")),
         };
         slices.push(Slice { offset, len, stored });
@@ -426,19 +431,33 @@ pub(super) fn decode_group(value: &Bytes) -> Result<Vec<Slice>> {
     Ok(slices)
 }
 
-fn decode_run(reader: &mut Reader<'_>) -> Result<PackedRun> {
+/// A run of which a slice uses `len` bytes. What reads it relies on its numbers to fit each other.
+fn decode_run(reader: &mut Reader<'_>, len: u32) -> Result<PackedRun> {
     let pack = PackId(reader.u64()?);
     let pack_offset = reader.u32()?;
     let block_bytes = reader.u32()?;
     let plain_len = reader.u32()?;
     let skip = reader.u32()?;
     let count = reader.u16()?;
+    let fits = block_bytes > 0
+        && u64::from(plain_len) <= CHUNK_BYTES
+        && u64::from(skip) + u64::from(len) <= u64::from(plain_len)
+        && u32::from(count) == plain_len.div_ceil(block_bytes);
+    if !fits {
+        return Err(damaged("slice"));
+    }
+    let mut end = u64::from(pack_offset);
     let mut blocks = Vec::with_capacity(usize::from(count));
     for _ in 0..count {
         let stored_len = reader.u32()?;
         let checksum = reader.u64()?;
         let raw = stored_len & BLOCK_RAW != 0;
-        blocks.push(Block { stored_len: stored_len & !BLOCK_RAW, raw, checksum });
+        let stored_len = stored_len & !BLOCK_RAW;
+        end += u64::from(stored_len);
+        blocks.push(Block { stored_len, raw, checksum });
+    }
+    if u32::try_from(end).is_err() {
+        return Err(damaged("slice"));
     }
     Ok(PackedRun { pack, pack_offset, block_bytes, plain_len, skip, blocks })
 }

@@ -178,7 +178,7 @@ impl Description {
                 self.slice_list_complete = false;
                 continue;
             }
-            let offset = chunk.0 * CHUNK_BYTES + u64::from(slice.offset);
+            let offset = chunk.0.saturating_mul(CHUNK_BYTES).saturating_add(u64::from(slice.offset));
             self.slice_list.push(SliceDescription { chunk: chunk.0, offset, len: slice.len, place });
         }
         self.groups += groups.len() as u64;

@@ -75,7 +75,7 @@ fn packed(pack: u64, blocks: usize) -> Stored {
         pack: PackId(pack),
         pack_offset: 64,
         block_bytes: 4096,
-        plain_len: 4096,
+        plain_len: u32::try_from(blocks).unwrap() * 4096,
         skip: 1,
         blocks: vec![block; blocks],
     })
@@ -181,9 +181,45 @@ fn damage_is_an_error_and_never_a_panic() {
         assert!(decode_group(&Bytes::copy_from_slice(&group[..len])).is_err());
     }
     for index in 0..group.len() {
-        let mut bytes = group.clone();
-        bytes[index] ^= 0xFF;
-        let _ = decode_group(&Bytes::from(bytes));
+        for wrong in [0, 1, 0x7F, 0x80, 0xFF] {
+            let mut bytes = group.clone();
+            bytes[index] = wrong;
+            if let Ok(slices) = decode_group(&Bytes::from(bytes)) {
+                slices.iter().for_each(assert_fits);
+            }
+        }
     }
     assert!(decode_counter(b"1234567").is_err());
+}
+
+/// What the layers above take for granted of a slice.
+fn assert_fits(slice: &Slice) {
+    assert!(u64::from(slice.offset) + u64::from(slice.len) <= CHUNK_BYTES, "{slice:?}");
+    let Stored::Packed(run) = &slice.stored else { return };
+    assert!(run.block_bytes > 0 && u64::from(run.plain_len) <= CHUNK_BYTES, "{run:?}");
+    assert!(u64::from(run.skip) + u64::from(slice.len) <= u64::from(run.plain_len), "{run:?}");
+    assert_eq!(run.blocks.len(), run.plain_len.div_ceil(run.block_bytes) as usize, "{run:?}");
+    assert!(u32::try_from(u64::from(run.pack_offset) + run.stored_bytes()).is_ok(), "{run:?}");
+}
+
+#[test]
+fn slices_whose_numbers_do_not_fit_each_other_are_damage() {
+    let group = |slice: Slice| Bytes::from(encode_groups(&[slice]).unwrap().remove(0));
+    let run = |change: fn(&mut PackedRun)| {
+        let Stored::Packed(mut run) = packed(1, 2) else { unreachable!("it is packed") };
+        change(&mut run);
+        group(Slice { offset: 0, len: 4000, stored: Stored::Packed(run) })
+    };
+    decode_group(&run(|_| {})).unwrap();
+    for damaged in [
+        group(Slice { offset: u32::MAX, len: u32::MAX, stored: Stored::Hole }),
+        run(|run| run.block_bytes = 0),
+        run(|run| run.plain_len = 4096),
+        run(|run| run.plain_len = u32::MAX),
+        run(|run| run.skip = u32::MAX),
+        run(|run| run.blocks.truncate(1)),
+        run(|run| run.pack_offset = u32::MAX),
+    ] {
+        assert_eq!(decode_group(&damaged).unwrap_err().kind, ErrorKind::Io);
+    }
 }

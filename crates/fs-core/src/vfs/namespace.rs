@@ -6,7 +6,7 @@
 use bytes::Bytes;
 
 use super::Vfs;
-use super::handle::Reach;
+use super::handle::{InodeRef, Reach};
 use super::inode::Life;
 use super::request::{NewNode, NodeKind, OpenFlags, Opened, RenameArgs, RenameMode};
 use crate::meta::{self, LinkArgs, MakeArgs, Unlinked};
@@ -137,21 +137,22 @@ impl Vfs {
     }
 
     /// Moves or swaps names atomically (renameat2(2)). Before a file takes the place of another, its contents are stored:
-    /// after a crash the name has the old contents or the new.
+    /// after a crash the name has the old contents or the new. Files that swap names are both stored before.
     ///
     /// # Errors
     /// `ReadOnly`; `NotFound`; `Exists` (`NoReplace`); `IsDirectory`, `NotDirectory`, `NotEmpty`; `Invalid` for a directory
     /// into itself; `NotPermitted`; `Io` when the contents could not be stored.
     pub async fn rename(&self, args: RenameArgs<'_>) -> Result<()> {
         self.check_writable()?;
-        if args.mode != RenameMode::NoReplace {
-            self.store_before_rename(&args).await?;
+        match args.mode {
+            RenameMode::NoReplace => {}
+            RenameMode::Replace => self.store_before_replace(&args).await?,
+            RenameMode::Exchange => {
+                // Each takes the other's place.
+                self.store_named(args.parent, args.name).await?;
+                self.store_named(args.new_parent, args.new_name).await?;
+            }
         }
-        let mode = match args.mode {
-            RenameMode::Replace => meta::RenameMode::Replace,
-            RenameMode::NoReplace => meta::RenameMode::NoReplace,
-            RenameMode::Exchange => meta::RenameMode::Exchange,
-        };
         let renamed = self
             .meta
             .rename(meta::RenameArgs {
@@ -159,7 +160,7 @@ impl Vfs {
                 name: args.name,
                 new_parent: args.new_parent,
                 new_name: args.new_name,
-                mode,
+                mode: args.mode,
             })
             .await?;
         if let Some(replaced) = renamed.replaced {
@@ -170,18 +171,27 @@ impl Vfs {
 
     /// Stores the source's contents if its name is to replace one that exists. Commits are durable in order, so what is
     /// committed before the rename survives whenever the rename does.
-    async fn store_before_rename(&self, args: &RenameArgs<'_>) -> Result<()> {
-        let found = match self.meta.lookup(args.parent, args.name).await {
-            Ok(attr) => self.inodes.get(attr.ino),
-            Err(_) => None,
-        };
-        let Some(source) = found.filter(|inode| inode.state().needs_flush()) else { return Ok(()) };
+    async fn store_before_replace(&self, args: &RenameArgs<'_>) -> Result<()> {
+        let Some(source) = self.unsaved(args.parent, args.name).await else { return Ok(()) };
         let replaces = match self.meta.lookup(args.new_parent, args.new_name).await {
             Ok(target) => target.kind == Kind::File && target.ino != source.ino,
             Err(error) if error.kind == ErrorKind::NotFound => false,
             Err(error) => return Err(error),
         };
         if replaces { self.flush_inode(&source).await } else { Ok(()) }
+    }
+
+    async fn store_named(&self, parent: Ino, name: &Name) -> Result<()> {
+        match self.unsaved(parent, name).await {
+            Some(inode) => self.flush_inode(&inode).await,
+            None => Ok(()),
+        }
+    }
+
+    /// The file of that name, if some of it is not committed. Without such a name there is nothing to store.
+    async fn unsaved(&self, parent: Ino, name: &Name) -> Option<InodeRef> {
+        let attr = self.meta.lookup(parent, name).await.ok()?;
+        self.inodes.get(attr.ino).filter(|inode| inode.state().needs_flush())
     }
 
     /// An inode lost a name. If it was the last, it waits until nobody knows it any more.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+pub use crate::meta::{RenameMode, XattrMode};
 use crate::types::{Attr, Caller, Error, Ino, Kind, Name};
 
 /// An open file or directory of one mount.
@@ -93,17 +94,6 @@ pub struct NodeKind {
     pub kind: Kind,
     /// Device number of device files, otherwise 0.
     pub rdev: u32,
-}
-
-/// What happens to the file that has the new name already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RenameMode {
-    /// It is replaced.
-    Replace,
-    /// `RENAME_NOREPLACE`: `Exists`.
-    NoReplace,
-    /// `RENAME_EXCHANGE`: it gets the old name; `NotFound` if there is none.
-    Exchange,
 }
 
 /// A rename.
@@ -242,17 +232,6 @@ pub enum FsyncMode {
     Data,
     /// `fsync`
     All,
-}
-
-/// What an extended attribute's setter expects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum XattrMode {
-    /// There or not.
-    Either,
-    /// `XATTR_CREATE`: not there (`Exists`).
-    Create,
-    /// `XATTR_REPLACE`: there (`NoAttribute`).
-    Replace,
 }
 
 /// Sizes of the volume, in bytes and inodes. Without a limit, `total` is what is used plus a very large number.

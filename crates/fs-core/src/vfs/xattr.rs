@@ -4,7 +4,6 @@ use bytes::{Bytes, BytesMut};
 
 use super::Vfs;
 use super::request::XattrMode;
-use crate::meta;
 use crate::types::{Caller, Ino, Result};
 
 impl Vfs {
@@ -30,11 +29,6 @@ impl Vfs {
     ) -> Result<()> {
         let _ = caller;
         self.check_writable()?;
-        let mode = match mode {
-            XattrMode::Either => meta::XattrMode::Either,
-            XattrMode::Create => meta::XattrMode::Create,
-            XattrMode::Replace => meta::XattrMode::Replace,
-        };
         self.meta.setxattr(ino, name, value, mode).await
     }
 

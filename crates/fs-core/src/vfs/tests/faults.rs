@@ -95,6 +95,35 @@ async fn rename_over_a_file_stores_the_new_contents_first() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_that_swap_names_are_both_stored_first() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let mut dice = Dice(1);
+    let (a_bytes, b_bytes) = (dice.bytes(50_000), dice.bytes(60_000));
+    let a = create(&vfs, "a").await;
+    write(&vfs, a, 0, a_bytes.clone()).await.unwrap();
+    let b = create(&vfs, "b").await;
+    write(&vfs, b, 0, b_bytes.clone()).await.unwrap();
+    let (from, to) = (name("a"), name("b"));
+    let args = RenameArgs {
+        caller: &ROOT,
+        parent: Ino::ROOT,
+        name: &from,
+        new_parent: Ino::ROOT,
+        new_name: &to,
+        mode: RenameMode::Exchange,
+    };
+    vfs.rename(args).await.unwrap();
+    crash(vfs).await;
+    let vfs = world.mount().await;
+    for (name, bytes) in [("a", b_bytes), ("b", a_bytes)] {
+        let file = open(&vfs, name).await;
+        assert_eq!(read(&vfs, file, 0, 100_000).await, bytes);
+    }
+    unmount(vfs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writes_stop_at_the_capacity_and_go_on_when_there_is_room() {
     let world =
         World::with_limits(VolumeLimits { capacity: Some(1_000_000), ..VolumeLimits::default() }).await;

@@ -129,20 +129,19 @@ impl Vfs {
             self.unpin(&cloned.pins);
             return Ok(0);
         }
-        let copied: u64 = cloned
-            .parts
-            .iter()
-            .filter(|(_, part)| matches!(part, Part::Bytes(_)))
-            .map(|(_, part)| part.len())
-            .sum();
+        let bytes_of = |wanted: fn(&Part) -> bool| -> u64 {
+            cloned.parts.iter().filter(|(_, part)| wanted(part)).map(|(_, part)| part.len()).sum()
+        };
+        let copied = bytes_of(|part| matches!(part, Part::Bytes(_)));
         let memory = if copied > 0 { Some(self.write_memory(copied).await?) } else { None };
-        self.claim_space(to, to_offset, total).await?;
+        let data = total - bytes_of(|part| matches!(part, Part::Zeros(_)));
+        self.claim_space(to, to_offset..to_offset + total, data).await?;
         let newly = {
             let mut guard = to.state();
             let state = &mut *guard;
             if state.life == Life::Dead {
                 drop(guard);
-                self.reserved_bytes.fetch_sub(total, Ordering::Relaxed);
+                self.reserved_bytes.fetch_sub(data, Ordering::Relaxed);
                 return Err(ErrorKind::Stale.into());
             }
             let end = to_offset + total;
@@ -170,7 +169,7 @@ impl Vfs {
             state.hold(memory);
             state.length = state.length.max(end);
             state.written_at(self.now());
-            self.account(state, total);
+            self.account(state, data);
             !std::mem::replace(&mut state.listed, true)
         };
         if newly {

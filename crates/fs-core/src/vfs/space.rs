@@ -153,7 +153,7 @@ impl Vfs {
 
     async fn check_room(&self, inode: &InodeRef, range: &Range<u64>) -> Result<()> {
         let len = range.end - range.start;
-        self.claim_space(inode, range.start, len).await?;
+        self.claim_space(inode, range.clone(), len).await?;
         self.reserved_bytes.fetch_sub(len, Ordering::Relaxed);
         Ok(())
     }

@@ -3,6 +3,7 @@
 //! A write puts bytes into the file's dirty map and returns. Before that it takes memory from the budget (and waits for
 //! a flush when there is none) and room from the volume's capacity, so that no accepted byte is refused later.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -89,7 +90,8 @@ impl Vfs {
         let placed_by_kernel = self.options.kernel_caches_writes || args.origin == WriteOrigin::KernelCache;
         let append = handle.flags.append && !placed_by_kernel;
         let memory = self.write_memory(u64::from(len)).await?;
-        self.claim_space(inode, args.offset, u64::from(len)).await?;
+        let range = args.offset..args.offset.saturating_add(u64::from(len));
+        self.claim_space(inode, range, u64::from(len)).await?;
         let room = Room { memory, bytes: u64::from(len) };
         let wrote = self.write_dirty(inode, &args, append, room)?;
         self.after_write(inode, &wrote);
@@ -149,24 +151,24 @@ impl Vfs {
         }
     }
 
-    /// Counts `len` bytes against the capacity.
+    /// Counts `bytes` bytes against the capacity, which take the place of what is stored in `range`.
     ///
     /// # Errors
     /// `NoSpace` when they do not fit, counting everything that waits to be committed.
-    pub(super) async fn claim_space(&self, inode: &InodeRef, offset: u64, len: u64) -> Result<()> {
-        if self.try_claim(len, len) {
+    pub(super) async fn claim_space(&self, inode: &InodeRef, range: Range<u64>, bytes: u64) -> Result<()> {
+        if self.try_claim(bytes, bytes) {
             return Ok(());
         }
         // Near the limit it must be known exactly: what waits is committed first, and only bytes that were holes count.
         self.flush_everything().await?;
-        let replaced = self.committed_bytes_in(inode, offset..offset.saturating_add(len)).await?;
-        let needed = len.saturating_sub(replaced);
+        let replaced = self.committed_bytes_in(inode, range).await?;
+        let needed = bytes.saturating_sub(replaced);
         if needed == 0 {
-            self.reserved_bytes.fetch_add(len, Ordering::Relaxed);
+            self.reserved_bytes.fetch_add(bytes, Ordering::Relaxed);
             return Ok(());
         }
         let mut tries = 0;
-        while !self.try_claim(len, needed) {
+        while !self.try_claim(bytes, needed) {
             if !self.more_room(&mut tries).await {
                 return Err(ErrorKind::NoSpace.into());
             }

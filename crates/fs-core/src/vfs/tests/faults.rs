@@ -150,6 +150,27 @@ async fn writes_stop_at_the_capacity_and_go_on_when_there_is_room() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holes_that_are_copied_take_no_room() {
+    let world =
+        World::with_limits(VolumeLimits { capacity: Some(1_000_000), ..VolumeLimits::default() }).await;
+    let vfs = world.mount().await;
+    let sparse = create(&vfs, "sparse").await;
+    write(&vfs, sparse, 5_000_000, Dice(1).bytes(400_000)).await.unwrap();
+    let copy = create(&vfs, "copy").await;
+    let args = CopyArgs { from: sparse.0, from_offset: 0, to: copy.0, to_offset: 0, len: 5_400_000 };
+    assert_eq!(vfs.copy_file_range(args).await.unwrap(), 5_400_000);
+    assert_eq!(read(&vfs, copy, 5_000_000, 400_000).await, read(&vfs, sparse, 5_000_000, 400_000).await);
+    // A third copy has more data than there is room.
+    let third = create(&vfs, "third").await;
+    let args = CopyArgs { to: third.0, from_offset: 5_000_000, len: 400_000, ..args };
+    assert_eq!(vfs.copy_file_range(args).await.unwrap_err().kind, ErrorKind::NoSpace);
+    fsync(&vfs, copy).await.unwrap();
+    fsync(&vfs, sparse).await.unwrap();
+    check_accounts(&vfs, &[sparse.0, copy.0, third.0]).await;
+    unmount(vfs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbage_is_collected_and_nothing_else() {
     let world = World::new().await;
     let vfs = world.mount().await;

@@ -4,6 +4,7 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rfs_core::meta::Volume;
 use rfs_kv::Kv;
 use rfs_store_s3::StoreMetrics;
 
@@ -56,11 +57,27 @@ async fn empty(kv: &dyn Kv, url: &MetaUrl, yes: bool) -> Result<u64> {
         bar.show(&Progress { stage: "deleting contents".to_owned(), done, total: None });
     })
     .await?;
+    remove_staged(url, &record)?;
     // The metadata last: it says where the contents are, so an interrupted command can be run again.
     if !url.is_exclusive() {
         engine::wipe(kv).await?;
     }
     Ok(deleted)
+}
+
+/// Deletes what is staged beside the metadata.
+fn remove_staged(url: &MetaUrl, record: &Volume) -> Result<()> {
+    let Some(dir) = url.staging_dir() else { return Ok(()) };
+    let own = dir.join(record.uuid.to_string());
+    match std::fs::remove_dir_all(&own) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).doing(format!("deleting {}", own.display()));
+        }
+        _ => {}
+    }
+    // Other volumes may have told theirs to be there, too.
+    let _ = std::fs::remove_dir(&dir);
+    Ok(())
 }
 
 /// Asks whether this is meant.

@@ -28,6 +28,8 @@ pub(crate) enum Exit {
     MetadataDown,
     /// The object store does not answer.
     StoreDown,
+    /// Bytes that were staged on a local disk are not there.
+    StagingLost,
     /// Something is in use: files on the mount, or the metadata file.
     Busy,
     /// The volume is mounted elsewhere.
@@ -39,7 +41,7 @@ pub(crate) enum Exit {
 }
 
 /// All codes in the order of their numbers.
-pub(crate) const ALL: [Exit; 13] = [
+pub(crate) const ALL: [Exit; 14] = [
     Exit::Ok,
     Exit::Error,
     Exit::Usage,
@@ -49,6 +51,7 @@ pub(crate) const ALL: [Exit; 13] = [
     Exit::Version,
     Exit::MetadataDown,
     Exit::StoreDown,
+    Exit::StagingLost,
     Exit::Busy,
     Exit::MountedElsewhere,
     Exit::Damage,
@@ -66,6 +69,7 @@ pub(crate) const HELP: &str = "Exit codes:
   13  volume of another version
   20  metadata store does not answer
   21  object store does not answer
+  22  staged bytes are not in the staging directory
   30  busy
   31  mounted elsewhere
   40  damage found
@@ -84,6 +88,7 @@ impl Exit {
             Exit::Version => 13,
             Exit::MetadataDown => 20,
             Exit::StoreDown => 21,
+            Exit::StagingLost => 22,
             Exit::Busy => 30,
             Exit::MountedElsewhere => 31,
             Exit::Damage => 40,

@@ -1,4 +1,4 @@
-//! `rfs flush`: stores everything that is waiting.
+//! `rfs flush`: stores everything that is waiting, or only staged.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use crate::control::{self, Request};
 use crate::exit::{Exit, Failure, Result};
 use crate::progress::Bar;
 
-/// Store everything that is waiting in a mount, as sync(1) does
+/// Store everything that is waiting in a mount, or staged on the local disk, and wait until that is done
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Where the volume is mounted

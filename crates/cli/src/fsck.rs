@@ -6,7 +6,7 @@ use crate::control::{self, Found, Progress, Request};
 use crate::exit::{Exit, Result, meta_failure};
 use crate::output;
 use crate::progress::Bar;
-use crate::settings::Size;
+use crate::settings::{Size, Staging};
 use crate::url::{MetaUrl, Target};
 use crate::volume::{OpenSettings, Volume};
 
@@ -21,9 +21,12 @@ pub(crate) struct Args {
     /// Also read and check every block, and compare the packs in the store with the metadata
     #[arg(long)]
     data: bool,
-    /// Mend what can be mended; the volume must not be mounted
+    /// Mend what can be mended, and give up what cannot; the volume must not be mounted
     #[arg(long)]
     repair: bool,
+    /// Where contents are staged, if not beside the metadata file
+    #[arg(long, value_name = "DIR")]
+    staging: Option<Staging>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -57,7 +60,8 @@ pub(crate) fn run(args: &Args) -> Result<Exit> {
 }
 
 async fn unmounted(url: &MetaUrl, args: &Args) -> Result<Report> {
-    let settings = OpenSettings { read_only: !args.repair, ..OpenSettings::default() };
+    let settings =
+        OpenSettings { read_only: !args.repair, staging: args.staging.clone(), ..OpenSettings::look() };
     let volume = Volume::open(url, &settings).await?;
     let bar = parking_lot::Mutex::new(Bar::new());
     let options = fsck::Options { data: args.data, repair: args.repair };

@@ -70,7 +70,7 @@ fn on_mount(path: &Path) -> Result<(Client, u64)> {
 }
 
 async fn in_volume(url: &MetaUrl, path: &Path) -> Result<Description> {
-    let settings = OpenSettings { read_only: true, ..OpenSettings::default() };
+    let settings = OpenSettings::look();
     let volume = Volume::open(url, &settings).await?;
     let described = describe_path(&volume.meta, path).await;
     volume.close().await?;

@@ -28,6 +28,7 @@ mod serve;
 mod settings;
 mod status;
 mod umount;
+mod unchecked;
 mod url;
 mod version;
 mod volume;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rfs_core::data::OnLost;
 use rfs_core::vfs::{ShutdownReport, Vfs, VfsOptions, WriteAccess};
 use rfs_fuse::{MountError, MountHandle, MountOptions, Sharing};
 use tokio::runtime::Handle;
@@ -18,13 +19,15 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::exit::{Exit, Failure, Result, ResultExt};
 use crate::logging::LogArgs;
 use crate::serve::{End, Mounted, Server};
-use crate::settings::{Size, Span, Switch};
+use crate::settings::{Size, Span, Staging, Switch};
 use crate::url::MetaUrl;
 use crate::volume::{OpenSettings, Volume};
 use crate::{daemon, format, logging, output, paths, volume};
 
 /// Size of the disk cache, unless told otherwise.
 const CACHE_SIZE_DEFAULT: Size = Size(10 << 30);
+/// Most bytes that are staged, unless told otherwise.
+const STAGING_MAX_DEFAULT: Size = Size(10 << 30);
 /// Least memory that works: a pack being filled, parts on their way, some cache.
 const MEMORY_MIN: Size = Size(32 << 20);
 
@@ -44,7 +47,7 @@ pub(crate) struct Args {
     #[arg(short, long)]
     pub(crate) daemon: bool,
     /// Mount options, as in fstab: ro, allow_other, noatime, nosuid, nonempty, …; also memory=, cache-dir=, cache-size=,
-    /// io-timeout=, writeback-cache=
+    /// io-timeout=, writeback-cache=, staging=, staging-max=
     #[arg(short, value_name = "OPTIONS")]
     pub(crate) options: Vec<String>,
     /// Nothing can be changed (as -o ro)
@@ -68,6 +71,13 @@ pub(crate) struct Args {
     /// Whether the kernel collects small writes; on for a volume that one machine owns and that has no --capacity
     #[arg(long, value_enum, value_name = "WHEN")]
     pub(crate) writeback_cache: Option<Switch>,
+    /// Where fsync makes contents durable before they are sent: a directory on a local disk, or off. Beside the metadata
+    /// file unless said otherwise; off for a volume that several machines share
+    #[arg(long, value_name = "DIR|off")]
+    pub(crate) staging: Option<Staging>,
+    /// Most bytes in the staging directory; beyond them fsync waits for the store. The last tenth of the disk is left free
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) staging_max: Option<Size>,
 }
 
 /// What to mount where and how: arguments and options, parsed and checked.
@@ -79,6 +89,8 @@ struct Settings {
     memory: Size,
     cache: Option<(PathBuf, Size)>,
     io_timeout: Duration,
+    staging: Option<Staging>,
+    staging_max: Size,
 }
 
 impl Settings {
@@ -121,6 +133,12 @@ impl Settings {
             (None, Some(_)) => return Err(Failure::usage("--cache-size needs --cache-dir")),
             (None, None) => None,
         };
+        let shared = args.meta_url.as_ref().is_some_and(|url| !url.is_exclusive());
+        if shared && matches!(args.staging, Some(Staging::Dir(_))) {
+            return Err(Failure::usage(
+                "--staging: others who share the volume would not see what is staged here",
+            ));
+        }
         Ok(Settings {
             volume: args.meta_url.map(|url| url.canonical()),
             mountpoint: crate::url::absolute(&args.mountpoint).map_err(Failure::usage)?,
@@ -128,12 +146,15 @@ impl Settings {
             memory,
             cache,
             io_timeout: args.io_timeout.map_or(volume::IO_TIMEOUT_DEFAULT, |span| span.0),
+            staging: args.staging,
+            staging_max: args.staging_max.unwrap_or(STAGING_MAX_DEFAULT),
         })
     }
 }
 
 /// Options of `-o` that are ours rather than the kernel's, with dashes.
-const OWN_OPTIONS: [&str; 5] = ["memory", "cache-dir", "cache-size", "io-timeout", "writeback-cache"];
+const OWN_OPTIONS: [&str; 7] =
+    ["memory", "cache-dir", "cache-size", "io-timeout", "writeback-cache", "staging", "staging-max"];
 
 /// Whether a word of `-o` is an option of ours.
 pub(crate) fn is_own_option(name: &str) -> bool {
@@ -150,6 +171,8 @@ impl Args {
             "cache-size" => self.cache_size = Some(given()?.parse()?),
             "io-timeout" => self.io_timeout = Some(given()?.parse()?),
             "writeback-cache" => self.writeback_cache = Some(given()?.parse()?),
+            "staging" => self.staging = Some(given()?.parse()?),
+            "staging-max" => self.staging_max = Some(given()?.parse()?),
             _ => return Ok(false),
         }
         Ok(true)
@@ -214,6 +237,9 @@ async fn start(url: &MetaUrl, settings: Settings) -> Result<Running> {
         memory: settings.memory,
         cache: settings.cache.clone(),
         io_timeout: settings.io_timeout,
+        staging: settings.staging.clone(),
+        staging_max: settings.staging_max,
+        on_lost: OnLost::Refuse,
     };
     let volume = Volume::open(url, &open).await?;
     match start_over(&volume, &settings).await {
@@ -389,6 +415,8 @@ pub(crate) fn run_for_mount(spec: &str, directory: &Path, options: &str) -> Resu
         cache_size: None,
         io_timeout: None,
         writeback_cache: None,
+        staging: None,
+        staging_max: None,
     };
     run(&args, &LogArgs::default())
 }

@@ -296,9 +296,9 @@ async fn shutdown(
     let _ = tell.try_send(stage("storing"));
     match flush(mounted).await {
         Err(failure) if !force => {
-            return Err(
-                failure.hint("try again when that is mended; --force unmounts and loses what is not stored")
-            );
+            return Err(failure.hint(
+                "try again when that is mended; --force unmounts and loses what is neither stored nor staged",
+            ));
         }
         Err(failure) => tracing::warn!(%failure, "unmounting although something is not stored"),
         Ok(()) => {}

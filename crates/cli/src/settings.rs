@@ -1,6 +1,7 @@
 //! Values of options, parsed once: sizes (`64MiB`), durations (`30s`), switches (`on`, `off`).
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -107,6 +108,25 @@ impl FromStr for Switch {
             "on" | "yes" | "true" | "1" => Ok(Switch::On),
             "off" | "no" | "false" | "0" => Ok(Switch::Off),
             _ => Err(format!("'{text}' is neither on nor off")),
+        }
+    }
+}
+
+/// Where bytes are staged: a directory, or `off`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Staging {
+    Off,
+    Dir(PathBuf),
+}
+
+impl FromStr for Staging {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Staging, String> {
+        match text {
+            "" => Err("a directory is needed, or off".to_owned()),
+            "off" => Ok(Staging::Off),
+            dir => crate::url::absolute(Path::new(dir)).map(Staging::Dir),
         }
     }
 }

@@ -63,6 +63,11 @@ pub(crate) struct MountReport {
     /// Bytes on their way to the store.
     pub(crate) pending_bytes: u64,
     pub(crate) packs_unstored: u64,
+    /// Bytes in the staging directory, and packs.
+    pub(crate) staged_bytes: u64,
+    pub(crate) packs_staged: u64,
+    /// Age of the oldest of them, at most that of the mount; absent: there are none.
+    pub(crate) staged_oldest_secs: Option<u64>,
     pub(crate) files_open: u64,
     pub(crate) inodes_active: u64,
     /// Attempts to store something that failed since it was mounted.
@@ -130,7 +135,7 @@ fn list(json: bool) -> Result<Exit> {
 
 /// The report on a volume that nobody has mounted here; changes nothing.
 async fn unmounted(url: &MetaUrl) -> Result<Report> {
-    let settings = OpenSettings { read_only: true, ..OpenSettings::default() };
+    let settings = OpenSettings::look();
     let volume = Volume::open(url, &settings).await?;
     let report = volume_report(url, &volume.record, &volume.meta).await;
     volume.close().await?;
@@ -184,6 +189,9 @@ fn describe(report: &Report) -> String {
         "waiting",
         format!("{} in memory, {} on the way", Size(mount.dirty_bytes), Size(mount.pending_bytes)),
     );
+    if let Some(age) = mount.staged_oldest_secs {
+        row("staged", format!("{} in {} packs, for {age} s", Size(mount.staged_bytes), mount.packs_staged));
+    }
     row("open", format!("{} files", mount.files_open));
     row("sent", format!("{} stored, {} fetched", Size(mount.stored_bytes), Size(mount.fetched_bytes)));
     row(
@@ -240,6 +248,9 @@ impl From<MountFacts<'_>> for MountReport {
             dirty_bytes: vfs.dirty_bytes,
             pending_bytes: vfs.pending_bytes,
             packs_unstored: data.packs_unstored,
+            staged_bytes: data.staged_bytes,
+            packs_staged: data.packs_staged,
+            staged_oldest_secs: data.staged_age.map(|age| age.as_secs()),
             files_open: vfs.files_open,
             inodes_active: vfs.inodes_active,
             store_failures: data.upload_failures + data.fetch_failures,

@@ -97,6 +97,18 @@ impl MetaUrl {
             MetaUrl::Fdb { .. } => false,
         }
     }
+
+    /// Where bytes are staged unless told otherwise: beside metadata that lies on a local disk. `None`: nowhere.
+    pub(crate) fn staging_dir(&self) -> Option<PathBuf> {
+        match self {
+            MetaUrl::Redb(path) => {
+                let mut dir = path.clone().into_os_string();
+                dir.push(".staging");
+                Some(dir.into())
+            }
+            MetaUrl::Fdb { .. } => None,
+        }
+    }
 }
 
 impl fmt::Display for MetaUrl {

@@ -7,9 +7,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt};
-use rfs_core::data::{Budget, Data, DataOptions, DiskCacheOptions};
+use rfs_core::data::{Budget, Data, DataOptions, DiskCacheOptions, LostPack, OnLost, StagingOptions};
 use rfs_core::meta::{self, FormatOptions, Meta, OpenOptions, Sharing};
 use rfs_core::types::{Clock, SessionId, SystemClock};
+use rfs_core::vfs::staging;
 use rfs_kv::Kv;
 use rfs_store_s3::StoreMetrics;
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,8 @@ use uuid::Uuid;
 use crate::control::{Client, Request};
 use crate::engine::{self, Missing, StoreSettings};
 use crate::exit::{Exit, Failure, Result, ResultExt, meta_failure};
-use crate::settings::Size;
+use crate::settings::{Size, Staging};
+use crate::unchecked::UncheckedStore;
 use crate::url::{MetaUrl, StoreUrl};
 
 /// The object that says whose store this is. Without it, a volume could be mounted over an empty directory whose disk is
@@ -27,6 +29,9 @@ const MARKER: &str = "rfs-volume.json";
 
 /// Where the data layer keeps its objects. Nothing else below the store's prefix is ours to delete.
 const PACKS: &str = "packs";
+
+/// How long to wait for the store before going on with what is staged.
+const MARKER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Contents of the marker.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +53,12 @@ pub(crate) struct OpenSettings {
     pub(crate) cache: Option<(PathBuf, Size)>,
     /// How long a request to the store is tried; zero: for ever.
     pub(crate) io_timeout: Duration,
+    /// Where to stage; `None`: where the metadata is, if that is a place.
+    pub(crate) staging: Option<Staging>,
+    /// Most bytes that are staged; 0: none, but what is staged is found.
+    pub(crate) staging_max: Size,
+    /// What to do when staged bytes are not there.
+    pub(crate) on_lost: OnLost,
 }
 
 /// Default of `--memory`.
@@ -63,7 +74,27 @@ impl Default for OpenSettings {
             memory: MEMORY_DEFAULT,
             cache: None,
             io_timeout: IO_TIMEOUT_DEFAULT,
+            staging: None,
+            staging_max: Size(0),
+            on_lost: OnLost::Refuse,
         }
+    }
+}
+
+impl OpenSettings {
+    /// To look at a volume without changing anything.
+    pub(crate) fn look() -> OpenSettings {
+        OpenSettings { read_only: true, on_lost: OnLost::Accept, ..OpenSettings::default() }
+    }
+
+    fn staging_options(&self, url: &MetaUrl) -> Option<StagingOptions> {
+        let (dir, bytes_max) = match &self.staging {
+            Some(Staging::Dir(dir)) => (Some(dir.clone()), self.staging_max.0),
+            Some(Staging::Off) => (url.staging_dir(), 0),
+            None => (url.staging_dir(), self.staging_max.0),
+        };
+        let bytes_max = if self.read_only { 0 } else { bytes_max };
+        dir.map(|dir| StagingOptions::new(dir, bytes_max))
     }
 }
 
@@ -102,7 +133,7 @@ impl Volume {
         let record = read_record(&**kv).await?.ok_or_else(|| not_formatted(url))?;
         let metrics = Arc::new(StoreMetrics::default());
         let store = open_store_of(&record, settings.io_timeout, &metrics).await?;
-        check_marker(&store, &record).await?;
+        let store = checked_store(url, kv, store, &record).await?;
 
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let options = OpenOptions {
@@ -127,10 +158,20 @@ impl Volume {
                 .clone()
                 .map(|(dir, Size(bytes_max))| DiskCacheOptions { dir, bytes_max }),
             io_timeout: Some(settings.io_timeout).filter(|timeout| !timeout.is_zero()),
+            staging: settings.staging_options(url),
             ..DataOptions::new(session, record.uuid, Arc::clone(&memory))
         };
         let data = Data::open(options, store).await;
         let data = Arc::new(data.map_err(|e| meta_failure(e, "opening the data layer"))?);
+        let resumed = staging::resume(&meta, &data, settings.on_lost).await;
+        let resumed = resumed.map_err(|e| meta_failure(e, "looking for staged bytes"))?;
+        if settings.on_lost == OnLost::Refuse && !resumed.lost.is_empty() {
+            return Err(staging_lost(url, &data, &resumed.lost));
+        }
+        if resumed.packs > 0 {
+            let (packs, bytes) = (resumed.packs, resumed.bytes);
+            tracing::info!(packs, bytes, "found what an earlier mount staged and did not send");
+        }
         Ok(Volume { url: url.clone(), record, meta, data, memory, kv: Arc::clone(kv) })
     }
 
@@ -145,6 +186,55 @@ impl Volume {
     pub(crate) async fn release(&self) -> Result<()> {
         self.kv.close().await.exit(Exit::MetadataDown, "closing the metadata store")
     }
+}
+
+/// What to say when staged bytes are not there.
+fn staging_lost(url: &MetaUrl, data: &Data, lost: &[LostPack]) -> Failure {
+    let place = match data.staging_dir() {
+        Some(dir) => format!("are not in {}", dir.display()),
+        None => "are not on this machine".to_owned(),
+    };
+    let first = lost.first().map_or_else(String::new, |lost| format!(": pack {}, {}", lost.pack, lost.why));
+    let text =
+        format!("bytes of {} packs that were fsynced and only staged so far {place}{first}", lost.len());
+    Failure::new(Exit::StagingLost, text).hint(format!(
+        "bring that directory back (--staging=DIR if it is elsewhere now) and mount again. To see which files lose what \
+         without it: rfs fsck {url}; to give that up: rfs fsck --repair {url}"
+    ))
+}
+
+/// The store, after it was seen to be this volume's. A volume with staged bytes is useful without its store, so there the
+/// check is put off until the store answers.
+async fn checked_store(
+    url: &MetaUrl,
+    kv: &Arc<dyn Kv>,
+    store: Arc<dyn ObjectStore>,
+    record: &meta::Volume,
+) -> Result<Arc<dyn ObjectStore>> {
+    let mut patience = None;
+    if url.staging_dir().is_some() {
+        let look = OpenOptions { read_only: true, ..OpenOptions::default() };
+        let meta = Meta::open(Arc::clone(kv), Arc::new(SystemClock), &look).await;
+        let staged = match meta {
+            Ok(meta) => meta.staged_packs().await,
+            Err(error) => Err(error),
+        };
+        let staged = staged.map_err(|e| meta_failure(e, "looking for staged bytes"))?;
+        patience = (!staged.is_empty()).then_some(MARKER_PATIENCE);
+    }
+    let Some(patience) = patience else {
+        check_marker(&store, record).await?;
+        return Ok(store);
+    };
+    match tokio::time::timeout(patience, check_marker(&store, record)).await {
+        Ok(Ok(())) => return Ok(store),
+        Ok(Err(failure)) if failure.exit != Exit::StoreDown => return Err(failure),
+        Ok(Err(failure)) => {
+            tracing::warn!(error = %failure.message(), "going on without the store, with what is staged");
+        }
+        Err(_) => tracing::warn!("the store does not answer; going on without it, with what is staged"),
+    }
+    Ok(Arc::new(UncheckedStore::new(store, record.clone())))
 }
 
 /// A failure of the data layer.

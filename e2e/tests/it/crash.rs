@@ -9,11 +9,16 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::SmallRng;
 use rand::{Rng, RngCore, SeedableRng};
-use rfs_e2e::{Backend, Volume, on_each_backend};
+use rfs_e2e::{Backend, MountOptions, Volume, on_each_backend};
 use xxhash_rust::xxh3::xxh3_64;
 
 on_each_backend! {
     fn what_was_fsynced_survives_kill_9;
+}
+
+#[test]
+fn what_was_fsynced_survives_kill_9_without_staging() {
+    survive_kill_9(Backend::LocalDirectory, &MountOptions::args(&["--staging", "off"]));
 }
 
 /// A promise: the file `name` holds at least these bytes in front.
@@ -24,10 +29,14 @@ struct Promise {
 }
 
 fn what_was_fsynced_survives_kill_9(backend: Backend) {
+    survive_kill_9(backend, &MountOptions::default());
+}
+
+fn survive_kill_9(backend: Backend, options: &MountOptions) {
     let Some(volume) = Volume::format(backend) else { return };
     let rounds = if crate::long() { 20 } else { 4 };
     for round in 0..rounds {
-        let mount = volume.mount();
+        let mount = volume.mount_with(options);
         let promises = Mutex::new(Vec::new());
         let stop = AtomicBool::new(false);
         let base = mount.path().join(format!("round{round}"));
@@ -50,7 +59,7 @@ fn what_was_fsynced_survives_kill_9(backend: Backend) {
 
         #[expect(clippy::disallowed_methods, reason = "the promise is about real time")]
         let begin = Instant::now();
-        let mount = volume.mount();
+        let mount = volume.mount_with(options);
         assert!(
             begin.elapsed() < Duration::from_secs(5),
             "mounting after a crash took {:?}",

@@ -12,6 +12,7 @@ mod crash;
 mod differential;
 mod outage;
 mod programs;
+mod staging;
 mod suites;
 
 /// Whether the long versions were asked for.

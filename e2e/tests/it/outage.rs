@@ -10,7 +10,7 @@ use rfs_testkit::S3Server;
 #[test]
 fn an_outage_ends_without_a_new_mount() {
     let Some(mut volume) = Volume::format(Backend::S3) else { return };
-    let mount = volume.mount_with(&MountOptions::args(&["--io-timeout", "3s"]));
+    let mount = volume.mount_with(&MountOptions::args(&["--io-timeout", "3s", "--staging", "off"]));
     let body: Vec<u8> = (0..2_000_000u32).map(|i| (i ^ (i >> 9)) as u8).collect();
     let server = volume.s3.as_mut().expect("the volume has a server");
     server.kill();

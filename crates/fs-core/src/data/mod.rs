@@ -4,24 +4,27 @@
 //! inodes only as labels in a pack's footer; does not know `meta`, names or files. What it returns about placed runs is
 //! complete, so that metadata can name them without asking again.
 //!
-//! Invariants: a ticket is stored only after the store acknowledged the complete object; bytes appended are readable
-//! from memory until then; bytes whose checksum does not fit are never returned; a pack's name is never reused.
-//! Lock order: lanes before one pack before the budget; caches are leaves.
+//! Invariants: a ticket is stored only after the store acknowledged the complete object, and durable not before that or
+//! the staging journal; bytes appended are readable from here until they are stored; bytes whose checksum does not fit are never returned; a pack's name is never reused.
+//! Lock order: lanes, or the staging lock, before one pack before the budget; caches are leaves.
 
 mod around;
 mod block;
 mod budget;
 mod cache;
 mod disk_cache;
+mod journal;
 pub mod layout;
 mod objects;
 mod pack;
 mod read;
 mod retry;
+mod staging;
+mod unstored;
 mod upload;
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -41,11 +44,16 @@ pub use layout::{Extent, Overlay, Source, overlay, subslice};
 use self::disk_cache::DiskCache;
 use self::objects::Objects;
 use self::read::Reader;
-use self::upload::{Pack, Packs, Uploader};
+use self::staging::Staging;
+use self::unstored::{Pack, Packs};
+use self::upload::Uploader;
 use crate::types::{CHUNK_BYTES, ChunkIndex, Error, ErrorKind, Ino, PackId, PackedRun, Result, SessionId};
 
 /// Largest pack that can be configured: offsets are 32 bits, and one run may exceed the limit.
 const PACK_BYTES_MAX: u32 = 1 << 30;
+
+/// While memory is short, what is staged is dropped from it so often.
+const RELIEF_PAUSE: Duration = Duration::from_millis(50);
 
 /// Settings of the data layer.
 #[derive(Debug, Clone)]
@@ -74,6 +82,8 @@ pub struct DataOptions {
     pub cache_writes: CacheWrites,
     /// The disk cache of stored blocks, if there is one.
     pub disk_cache: Option<DiskCacheOptions>,
+    /// Where packs are made durable before the store has them, if anywhere.
+    pub staging: Option<StagingOptions>,
     /// How long those who wait for a pack wait without progress, and how long one request may take, in which the store
     /// repeats what may succeed later; `None`: for ever. Uploads go on for ever in any case.
     pub io_timeout: Option<Duration>,
@@ -105,6 +115,7 @@ impl DataOptions {
             cache_memory_bytes: 64 << 20,
             cache_writes: CacheWrites::No,
             disk_cache: None,
+            staging: None,
             io_timeout: Some(Duration::from_mins(5)),
             idle_seal: Duration::from_secs(1),
             fetch_gap_bytes: 64 << 10,
@@ -131,6 +142,24 @@ pub struct DiskCacheOptions {
     pub dir: PathBuf,
     /// Limit of its files, in bytes.
     pub bytes_max: u64,
+}
+
+/// Settings of the staging directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StagingOptions {
+    /// The directory, on a disk that survives a crash; made if missing. Each volume has a directory of its own in it.
+    pub dir: PathBuf,
+    /// Limit of the journals, in bytes. 0: nothing is staged, but what an earlier mount staged is found.
+    pub bytes_max: u64,
+    /// A pack that files share stays open for the next fsync so long.
+    pub seal_after: Duration,
+}
+
+impl StagingOptions {
+    /// Staging in `dir`, with packs that stay open for 4 s.
+    pub fn new(dir: PathBuf, bytes_max: u64) -> StagingOptions {
+        StagingOptions { dir, bytes_max, seal_after: Duration::from_secs(4) }
+    }
 }
 
 /// Which pack a run goes to.
@@ -164,18 +193,16 @@ pub struct Appended {
     pub pack: PackTicket,
 }
 
-/// Tells when a pack is stored. Clones wait for the same pack.
+/// Tells when a run's bytes are durable. Clones wait for the same.
 #[derive(Debug, Clone)]
 pub struct PackTicket {
     pack: Arc<Pack>,
+    /// Where the run's blocks end in the pack.
+    end: u32,
     io_timeout: Option<Duration>,
 }
 
 impl PackTicket {
-    fn new(pack: Arc<Pack>, io_timeout: Option<Duration>) -> PackTicket {
-        PackTicket { pack, io_timeout }
-    }
-
     /// The pack.
     pub fn pack(&self) -> PackId {
         self.pack.id()
@@ -193,8 +220,89 @@ impl PackTicket {
     /// `NoSpace` when the store says so, `Io` when there was no progress for `io_timeout` or [`Data::close`] gave up.
     /// In the first two cases the upload goes on with its bytes kept, and a later call may succeed.
     pub async fn stored(&self) -> Result<StoredPack> {
-        self.pack.stored(self.io_timeout).await
+        let Durable { pack, bytes, .. } = self.pack.wait(self.io_timeout, None).await?;
+        Ok(StoredPack { pack, stored_bytes: bytes })
     }
+
+    /// Waits until the run is durable in either place. Causes neither: see [`Data::hasten`].
+    ///
+    /// # Errors
+    /// As [`PackTicket::stored`].
+    pub async fn durable(&self) -> Result<Durable> {
+        self.pack.wait(self.io_timeout, Some(self.end)).await
+    }
+
+    /// Whether what is durable of the pack includes the run.
+    pub fn is_within(&self, durable: &Durable) -> bool {
+        durable.pack == self.pack() && (durable.place == Place::Store || u64::from(self.end) <= durable.bytes)
+    }
+
+    /// The ticket for both runs, which are of one pack.
+    pub fn merge(&mut self, other: &PackTicket) {
+        self.end = self.end.max(other.end);
+    }
+}
+
+/// Where bytes are durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// In the staging directory.
+    Staging,
+    /// In the object store.
+    Store,
+}
+
+/// What is durable of a pack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Durable {
+    /// The pack.
+    pub pack: PackId,
+    /// In the store: bytes of the object. Staged: header and blocks up to here.
+    pub bytes: u64,
+    /// Where.
+    pub place: Place,
+}
+
+/// What is left of a pack that should be staged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LostPack {
+    /// The pack.
+    pub pack: PackId,
+    /// Header and blocks up to here are there; 0: the journal is missing.
+    pub bytes: u64,
+    /// What is wrong.
+    pub why: String,
+}
+
+/// What came of packs that should be staged.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Resumed {
+    /// Packs that are readable, and their bytes.
+    pub packs: u64,
+    /// Bytes of their journals.
+    pub bytes: u64,
+    /// Packs without a complete journal that the store has, though metadata does not know it.
+    pub stored: Vec<StoredPack>,
+    /// Packs without a complete journal that the store does not have.
+    pub lost: Vec<LostPack>,
+}
+
+/// What to do about staged packs whose journals are missing or damaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnLost {
+    /// Change nothing; the caller refuses to go on.
+    Refuse,
+    /// Go on with what is there.
+    Accept,
+}
+
+/// Whether packs that were found staged are sent to the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resume {
+    /// Yes, oldest first.
+    Send,
+    /// No, they are only read.
+    ReadOnly,
 }
 
 /// A pack as the store has it.
@@ -315,6 +423,12 @@ pub struct DataStats {
     pub disk_cache_bytes: u64,
     /// Packs that are not stored yet.
     pub packs_unstored: u64,
+    /// Packs with a journal in the staging directory now.
+    pub packs_staged: u64,
+    /// Bytes of the journals.
+    pub staged_bytes: u64,
+    /// How long ago the oldest of them was begun, or found by this mount.
+    pub staged_age: Option<Duration>,
 }
 
 /// The counts behind [`DataStats`].
@@ -364,15 +478,17 @@ pub struct Data {
     packs: Arc<Packs>,
     uploader: Arc<Uploader>,
     reader: Arc<Reader>,
+    staging: Option<Arc<Staging>>,
     tasks: Tasks,
 }
 
 impl Data {
-    /// Opens the caches; does not ask the store for anything.
+    /// Opens the caches and the staging directory; does not ask the store for anything. What an earlier mount staged is
+    /// not there before [`Data::resume`].
     ///
     /// # Errors
-    /// `Busy` when another process uses the cache directory, `Io` when it cannot be used, `Invalid` for settings that
-    /// contradict each other.
+    /// `Busy` when another process uses one of the directories, `Io` when one cannot be used, `Invalid` for settings
+    /// that contradict each other.
     pub async fn open(options: DataOptions, store: Arc<dyn ObjectStore>) -> Result<Data> {
         let sound = options.block_bytes > 0
             && u64::from(options.block_bytes) <= CHUNK_BYTES
@@ -394,27 +510,37 @@ impl Data {
                     })??)
                 }
             };
+        let staging = match &options.staging {
+            Some(staging) => Staging::open(staging, options.volume)?.map(Arc::new),
+            None => None,
+        };
         let objects = Objects::new(store, options.io_timeout);
         let counters = Arc::new(Counters::default());
         let packs = Arc::new(Packs::default());
         let (shared, own, counts) =
             (|| Arc::clone(&options), || Arc::clone(&packs), || Arc::clone(&counters));
-        let uploader = Arc::new(Uploader::new(shared(), objects.clone(), counts(), own()));
-        let reader = Arc::new(Reader::new(shared(), objects.clone(), counts(), own(), disk));
-        Ok(Data { options, objects, counters, packs, uploader, reader, tasks: Tasks::default() })
+        let uploader = Arc::new(Uploader::new(shared(), objects.clone(), counts(), own(), staging.clone()));
+        let reader = Reader::new(shared(), objects.clone(), counts(), own(), disk, staging.clone());
+        let reader = Arc::new(reader);
+        let tasks = Tasks::default();
+        if let Some(staging) = staging.as_ref().filter(|staging| staging.is_on()) {
+            tasks.spawn(relieve(Arc::clone(&options), own(), Arc::clone(&uploader), Arc::clone(staging)));
+        }
+        Ok(Data { options, objects, counters, packs, uploader, reader, staging, tasks })
     }
 
     /// Closes all packs, waits until they are stored (or `io_timeout` has passed without progress) and ends all
     /// tasks. Appending afterwards is an error.
     ///
     /// # Errors
-    /// `Io` or `NoSpace`, naming the packs that could not be stored; their bytes are lost.
+    /// `Io` or `NoSpace`, naming the packs that could not be stored; bytes of them that are not staged are lost.
     pub async fn close(&self) -> Result<()> {
         self.uploader.close();
-        let packs = self.packs.all();
-        let outcomes = future::join_all(packs.iter().map(|pack| pack.stored(self.options.io_timeout))).await;
+        let packs = self.sent();
+        let outcomes =
+            future::join_all(packs.iter().map(|pack| pack.wait(self.options.io_timeout, None))).await;
         self.tasks.end().await;
-        for pack in &packs {
+        for pack in self.packs.all() {
             pack.abandon();
         }
         if let Some(disk) = self.reader.disk.clone() {
@@ -426,8 +552,151 @@ impl Data {
         let mut failed =
             outcomes.into_iter().zip(&packs).filter_map(|(outcome, pack)| Some((outcome.err()?, pack)));
         let Some((error, first)) = failed.next() else { return Ok(()) };
-        let lost = failed.fold(first.id().to_string(), |lost, (_, pack)| format!("{lost}, {}", pack.id()));
+        let describe = |pack: &Pack| match pack.journal() {
+            Some(_) => format!("{} (staged)", pack.id()),
+            None => pack.id().to_string(),
+        };
+        let lost = failed.fold(describe(first), |lost, (_, pack)| format!("{lost}, {}", describe(pack)));
         Err(Error::new(error.kind, format!("not stored: {lost}")).with_source(error))
+    }
+
+    /// Closes all packs and waits until those that exist now are stored.
+    ///
+    /// # Errors
+    /// `Io` or `NoSpace`: the first failure; the others are waited for nevertheless.
+    pub async fn store_all(&self) -> Result<()> {
+        self.seal_all();
+        let packs = self.sent();
+        let outcomes = future::join_all(packs.iter().map(|pack| pack.wait(self.options.io_timeout, None)));
+        outcomes.await.into_iter().find_map(Result::err).map_or(Ok(()), Err)
+    }
+
+    /// The packs that are being sent, or were.
+    fn sent(&self) -> Vec<Arc<Pack>> {
+        let mut packs = self.packs.all();
+        packs.retain(|pack| pack.is_sent());
+        packs
+    }
+
+    /// Sees that the runs become durable as soon as they can: in the staging directory, or, where that is not possible, by
+    /// closing their packs. Returns when they are staged, or only the store is left to wait for.
+    pub async fn hasten(&self, tickets: &[PackTicket]) {
+        let mut packs: Vec<Arc<Pack>> = tickets.iter().map(|ticket| Arc::clone(&ticket.pack)).collect();
+        packs.sort_unstable_by_key(|pack| pack.id());
+        packs.dedup_by_key(|pack| pack.id());
+        match self.staging.as_ref().filter(|staging| staging.is_on()) {
+            Some(staging) => staging.stage(packs).await,
+            None => {
+                for pack in packs {
+                    pack.want_sealed();
+                }
+            }
+        }
+    }
+
+    /// Whether [`Data::hasten`] stages.
+    pub fn stages(&self) -> bool {
+        self.staging.as_ref().is_some_and(|staging| staging.is_on())
+    }
+
+    /// The directory with the volume's journals, if there is one.
+    pub fn staging_dir(&self) -> Option<&Path> {
+        self.staging.as_ref().map(|staging| staging.dir())
+    }
+
+    /// Takes over what an earlier mount staged: `staged` are the packs that metadata names as staged, with the bytes that
+    /// it relies on. Their bytes are readable when this returns; with [`Resume::Send`] they are sent in the
+    /// background, oldest first, and the journals of other packs are deleted. If any are lost, nothing is done with
+    /// [`OnLost::Refuse`].
+    ///
+    /// # Errors
+    /// `Io` when the staging directory cannot be read.
+    pub async fn resume(&self, staged: &[Durable], on_lost: OnLost, resume: Resume) -> Result<Resumed> {
+        let mut resumed = Resumed::default();
+        let mut found = Vec::with_capacity(staged.len());
+        for expected in staged {
+            let pack = expected.pack;
+            let replayed = match &self.staging {
+                Some(staging) => staging.replay(pack).await,
+                None => Err("there is no staging directory".to_owned()),
+            };
+            let (bytes, why) = match replayed {
+                Ok(replayed) => {
+                    let bytes = u64::from(replayed.pack_len);
+                    found.push((pack, replayed));
+                    if bytes >= expected.bytes {
+                        continue;
+                    }
+                    (
+                        bytes,
+                        format!("its journal is damaged or cut after {bytes} of {} bytes", expected.bytes),
+                    )
+                }
+                Err(why) => (0, why),
+            };
+            match self.objects.len(pack).await {
+                Some(stored_bytes) if stored_bytes >= expected.bytes => {
+                    found.retain(|(found, _)| *found != pack);
+                    resumed.stored.push(StoredPack { pack, stored_bytes });
+                }
+                _ => resumed.lost.push(LostPack { pack, bytes, why }),
+            }
+        }
+        if on_lost == OnLost::Refuse && !resumed.lost.is_empty() {
+            return Ok(resumed);
+        }
+        if let Some(staging) = self.staging.as_ref().filter(|_| resume == Resume::Send) {
+            staging.remove_others(found.iter().map(|(pack, _)| *pack).collect()).await?;
+        }
+        for (pack, replayed) in found {
+            resumed.packs += 1;
+            resumed.bytes += replayed.file_len;
+            let header = unstored::header_of(self.options.volume, pack);
+            let pack = Arc::new(Pack::replayed(pack, header, replayed, &self.options.memory, resume));
+            self.packs.insert(Arc::clone(&pack));
+            if resume == Resume::Send {
+                self.uploader.send(&self.tasks, pack);
+            }
+        }
+        Ok(resumed)
+    }
+
+    /// How much of a pack that is named as staged can be read: header and blocks up to there. A pack that the store has
+    /// already is whole.
+    pub async fn staged_bytes(&self, pack: PackId) -> u64 {
+        match self.packs.all().into_iter().find(|known| known.id() == pack) {
+            Some(known) => known.stored_bytes().unwrap_or_else(|| known.staged_bytes()),
+            None => self.objects.len(pack).await.unwrap_or(0),
+        }
+    }
+
+    /// Waits until a pack that has a journal is stored.
+    pub async fn staged_pack_stored(&self) {
+        match &self.staging {
+            Some(staging) => staging.stored.notified().await,
+            None => future::pending().await,
+        }
+    }
+
+    /// The packs that are stored and still have a journal.
+    pub fn stored_with_journal(&self) -> Vec<StoredPack> {
+        let packs = self.packs.all();
+        let stored = packs.iter().filter(|pack| pack.journal().is_some());
+        stored
+            .filter_map(|pack| Some(StoredPack { pack: pack.id(), stored_bytes: pack.stored_bytes()? }))
+            .collect()
+    }
+
+    /// Metadata says, durably, that these packs are stored: their journals are deleted.
+    pub async fn forget_journals(&self, packs: &[PackId]) {
+        let mut stored = self.packs.all();
+        stored.retain(|pack| packs.contains(&pack.id()) && pack.is_stored());
+        if let Some(staging) = &self.staging {
+            staging.remove(stored).await;
+        }
+        for pack in packs {
+            self.packs.committed(*pack);
+        }
     }
 
     /// Compresses and checksums the runs off the caller's thread and places them in order in the lane's open pack (or
@@ -461,10 +730,10 @@ impl Data {
     /// Metadata names the pack, which is stored, or never will: it is not listed as [`Data::uncommitted`] any longer.
     /// Harmless if said twice.
     pub fn committed(&self, pack: PackId) {
-        self.uploader.committed(pack);
+        self.packs.committed(pack);
     }
 
-    /// Packs of this session that are open, being uploaded, or stored but not yet [`Data::committed`]; ascending.
+    /// Packs that are open, staged, being uploaded, or stored but not yet [`Data::committed`]; ascending.
     pub fn uncommitted(&self) -> Vec<PackId> {
         self.packs.all().iter().map(|pack| pack.id()).collect()
     }
@@ -541,6 +810,8 @@ impl Data {
     pub fn stats(&self) -> DataStats {
         let counters = &self.counters;
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let packs = self.packs.all();
+        let journals: Vec<_> = packs.iter().filter_map(|pack| pack.journal()).collect();
         DataStats {
             appended_plain_bytes: get(&counters.appended_plain_bytes),
             appended_stored_bytes: get(&counters.appended_stored_bytes),
@@ -554,8 +825,33 @@ impl Data {
             misses: get(&counters.misses),
             memory_cache_bytes: self.reader.memory.bytes(),
             disk_cache_bytes: self.reader.disk.as_ref().map_or(0, |disk| disk.bytes()),
-            packs_unstored: self.packs.all().iter().filter(|pack| !pack.is_stored()).count() as u64,
+            packs_unstored: packs.iter().filter(|pack| !pack.is_stored()).count() as u64,
+            packs_staged: journals.len() as u64,
+            staged_bytes: journals.iter().map(|journal| journal.file_bytes).sum(),
+            staged_age: journals.iter().map(|journal| journal.since.elapsed()).max(),
         }
+    }
+}
+
+/// While memory is short, drops from it what is staged, and stages what a slow or absent store does not take.
+async fn relieve(
+    options: Arc<DataOptions>,
+    packs: Arc<Packs>,
+    uploader: Arc<Uploader>,
+    staging: Arc<Staging>,
+) {
+    let mut pressure = options.memory.subscribe();
+    // The sender lives in the budget, which the options hold.
+    while pressure.wait_for(|pressure| *pressure == Pressure::High).await.is_ok() {
+        let mut unstored = packs.all();
+        unstored.retain(|pack| !pack.is_stored());
+        if uploader.is_stuck() {
+            staging.stage(unstored.clone()).await;
+        }
+        for pack in &unstored {
+            pack.release();
+        }
+        tokio::time::sleep(RELIEF_PAUSE).await;
     }
 }
 

@@ -118,6 +118,12 @@ impl Objects {
         pack::read_footer(&footer, pack, len).map_err(damaged)
     }
 
+    /// Bytes of the pack in the store, if it is there and the store answers.
+    pub(super) async fn len(&self, pack: PackId) -> Option<u64> {
+        let head = bounded("HEAD", self.io_timeout, self.store.head(&path_of(pack))).await;
+        head.ok().map(|head| head.size)
+    }
+
     /// The packs in the store, in no particular order.
     pub(super) fn list(&self) -> BoxStream<'static, Result<StoredPack>> {
         let objects = self.store.list(Some(&Path::from(PREFIX)));

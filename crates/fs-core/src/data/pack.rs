@@ -131,10 +131,22 @@ impl FooterWriter {
         self.runs += 1;
     }
 
+    /// The entries so far, as the footer will hold them, and how many.
+    pub(super) fn entries(&self) -> (&[u8], u32) {
+        (&self.entries, self.runs)
+    }
+
+    /// Appends entries that another writer made of the same pack.
+    pub(super) fn extend(&mut self, entries: &[u8], runs: u32) {
+        self.entries.extend_from_slice(entries);
+        self.runs += runs;
+    }
+
     /// Footer and trailer of `pack`, whose header and blocks are `len` bytes.
-    pub(super) fn finish(self, pack: PackId, len: u32) -> Vec<u8> {
-        let mut bytes = self.entries;
-        let entries_len = bytes.len();
+    pub(super) fn finish(&self, pack: PackId, len: u32) -> Vec<u8> {
+        let entries_len = self.entries.len();
+        let mut bytes = Vec::with_capacity(self.len());
+        bytes.extend_from_slice(&self.entries);
         let whole = u64::from(len) + entries_len as u64 + u64::from(TRAILER_BYTES);
         bytes.extend_from_slice(&pack.0.to_le_bytes());
         let entries_len =
@@ -189,8 +201,17 @@ pub(super) fn read_footer(bytes: &[u8], pack: PackId, object_len: u64) -> Result
     if found != pack {
         return Err(BadPack::Id(found));
     }
-    let mut fields = Fields(&bytes[..entries_len]);
-    let blocks_end = object_len - bytes.len() as u64;
+    read_entries(&bytes[..entries_len], runs, pack, object_len - bytes.len() as u64)
+}
+
+/// The `runs` runs that `bytes` name, all of which end at `blocks_end` at most.
+pub(super) fn read_entries(
+    bytes: &[u8],
+    runs: u32,
+    pack: PackId,
+    blocks_end: u64,
+) -> Result<Vec<FooterEntry>, BadPack> {
+    let mut fields = Fields(bytes);
     let mut entries = Vec::new();
     while !fields.0.is_empty() {
         entries.push(read_entry(&mut fields, pack, blocks_end)?);
@@ -233,26 +254,26 @@ fn read_entry(fields: &mut Fields<'_>, pack: PackId, blocks_end: u64) -> Result<
 }
 
 /// Bytes that are read from the front.
-struct Fields<'a>(&'a [u8]);
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {
-    fn take(&mut self, len: usize) -> Result<&'a [u8], BadPack> {
+    pub(super) fn take(&mut self, len: usize) -> Result<&'a [u8], BadPack> {
         let (head, rest) = self.0.split_at_checked(len).ok_or(BadPack::TooShort)?;
         self.0 = rest;
         Ok(head)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], BadPack> {
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], BadPack> {
         let (head, rest) = self.0.split_first_chunk().ok_or(BadPack::TooShort)?;
         self.0 = rest;
         Ok(*head)
     }
 
-    fn u32(&mut self) -> Result<u32, BadPack> {
+    pub(super) fn u32(&mut self) -> Result<u32, BadPack> {
         self.array().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, BadPack> {
+    pub(super) fn u64(&mut self) -> Result<u64, BadPack> {
         self.array().map(u64::from_le_bytes)
     }
 }

@@ -1,7 +1,7 @@
 //! From ranges of runs to verified plain bytes.
 //!
-//! Looked for in this order: the memory cache, packs that are still in memory, fetches that others have begun, the disk
-//! cache, what came along with neighbours, the store. Blocks of one pack that lie close together are one fetch; a block is fetched once at a time,
+//! Looked for in this order: the memory cache, packs that are still in memory, fetches that others have begun, journals of
+//! staged packs, the disk cache, what came along with neighbours, the store. Blocks of one pack that lie close together are one fetch; a block is fetched once at a time,
 //! however many ask. A fetch is a future that all who wait for it share and drive; when nobody waits any more, it ends.
 //! Bytes in flight are bounded by a budget of their own; fetches beyond it wait their turn.
 //! Lock order: flights is a leaf.
@@ -25,7 +25,8 @@ use super::disk_cache::DiskCache;
 use super::layout::block_plain_len;
 use super::objects::Objects;
 use super::retry::Failure;
-use super::upload::Packs;
+use super::staging::Staging;
+use super::unstored::Packs;
 use super::{Budget, Counters, DataOptions, Pieces, ReadHint, ReadRange, Tasks};
 use crate::types::{Block, CHUNK_BYTES, Error, ErrorKind, PackId, PackedRun, Result};
 
@@ -67,6 +68,7 @@ pub(super) struct Reader {
     objects: Objects,
     counters: Arc<Counters>,
     packs: Arc<Packs>,
+    staging: Option<Arc<Staging>>,
     pub(super) memory: MemoryCache,
     pub(super) disk: Option<Arc<DiskCache>>,
     flights: Flights,
@@ -94,11 +96,13 @@ impl Reader {
         counters: Arc<Counters>,
         packs: Arc<Packs>,
         disk: Option<DiskCache>,
+        staging: Option<Arc<Staging>>,
     ) -> Reader {
         Reader {
             objects,
             counters,
             packs,
+            staging,
             memory: MemoryCache::new(options.cache_memory_bytes, options.block_bytes),
             disk: disk.map(Arc::new),
             flights: Flights::default(),
@@ -191,9 +195,13 @@ impl Reader {
         let remote: Vec<Wanted> = remote.into_values().collect();
         let groups: Vec<Vec<Wanted>> = self.groups(&remote).map(<[Wanted]>::to_vec).collect();
         let mut checks = stream::iter(groups)
-            .map(async |group| {
+            .map(async |group: Vec<Wanted>| {
                 let _memory = self.fetch_memory.acquire(span_bytes(&group)).await;
-                (group[0].key.0, self.fetch_store(group, ReadHint::Once).await)
+                let pack = group[0].key.0;
+                let mut fetched = HashMap::new();
+                let missing = self.ask_staging(group, ReadHint::Once, &mut fetched).await;
+                fetched.extend(self.fetch_store(missing, ReadHint::Once).await);
+                (pack, fetched)
             })
             .buffer_unordered(VERIFIES_MAX);
         while let Some((pack, fetched)) = checks.next().await {
@@ -282,7 +290,8 @@ impl Reader {
             Landing { reader: Arc::clone(&self), keys: group.iter().map(|wanted| wanted.key).collect() };
         let _memory = self.fetch_memory.acquire(span_bytes(&group)).await;
         let mut fetched = HashMap::with_capacity(group.len());
-        let missing = self.ask_disk(group, hint, &mut fetched).await;
+        let missing = self.ask_staging(group, hint, &mut fetched).await;
+        let missing = self.ask_disk(missing, hint, &mut fetched).await;
         let missing = self.ask_around(missing, hint, &mut fetched).await;
         self.counters.add(|counters| &counters.misses, missing.len() as u64);
         let gets = self.groups(&missing).map(|part| self.fetch_store(part.to_vec(), hint));
@@ -290,6 +299,50 @@ impl Reader {
             fetched.extend(part);
         }
         Arc::new(fetched)
+    }
+
+    /// Adds what journals of staged packs have; returns what they do not have.
+    async fn ask_staging(
+        &self,
+        group: Vec<Wanted>,
+        hint: ReadHint,
+        fetched: &mut HashMap<u32, Result<Bytes, Failure>>,
+    ) -> Vec<Wanted> {
+        let Some(staging) = &self.staging else { return group };
+        let place = |wanted: &Wanted| {
+            let (pack, offset) = wanted.key;
+            let at = self.packs.journal_place(pack, offset, wanted.block.stored_len)?;
+            Some((pack, at, wanted.block.stored_len))
+        };
+        let places: Vec<_> = group.iter().map(place).collect();
+        if places.iter().all(Option::is_none) {
+            return group;
+        }
+        let mut read = staging.read(places.iter().flatten().copied().collect()).await.into_iter();
+        let mut missing = Vec::new();
+        for (wanted, place) in group.into_iter().zip(places) {
+            let Some(stored) = place.and_then(|_| read.next()) else {
+                missing.push(wanted);
+                continue;
+            };
+            let plain = match stored {
+                Ok(stored) => block::decode(&stored, &wanted.block, wanted.plain_len)
+                    .map(|plain| self.keep(&wanted, plain, hint))
+                    .map_err(|damage| damage.to_string()),
+                // It has been stored meanwhile.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    missing.push(wanted);
+                    continue;
+                }
+                Err(error) => Err(error.to_string()),
+            };
+            let (pack, offset) = wanted.key;
+            let plain = plain.map_err(|why| {
+                Failure::new(ErrorKind::Io, format!("the journal of pack {pack}, at {offset}: {why}"))
+            });
+            fetched.insert(offset, plain);
+        }
+        missing
     }
 
     /// Adds what the disk cache has; returns what it does not have.

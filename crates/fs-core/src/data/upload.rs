@@ -5,263 +5,39 @@
 //! compressed bytes are not copied again: a pack is a list of them, and a part is a list of slices of them.
 //!
 //! Each pack has a task from its opening on. It sends parts as they fill and the rest when the pack is closed, starts
-//! over after a failure (a multipart upload cannot replace one part), for ever, and closes a pack that was forgotten. All
-//! bytes stay in memory, charged to the budget, until the store has acknowledged the whole object.
+//! over after a failure (a multipart upload cannot replace one part), for ever, and closes a pack that was forgotten or,
+//! where packs stay open for the next fsync, is old enough. Where the bytes are meanwhile: see `unstored`.
 //! Lock order: lanes, registry, one pack.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future;
 use hashbrown::HashMap;
 use object_store::{MultipartUpload, ObjectStoreExt, PutPayload};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::block::Encoder;
 use super::objects::{Objects, path_of};
-use super::pack::{self, FooterWriter, HEADER_BYTES};
-use super::retry::{Backoff, Failure, GRACE, bounded};
-use super::{Appended, BudgetGuard, Counters, DataOptions, Lane, PackTicket, RunBytes, StoredPack, Tasks};
+use super::pack::FooterWriter;
+use super::retry::{Backoff, Failure, bounded};
+use super::staging::Staging;
+use super::unstored::{Pack, Packs, Part, Patience, Ready, header_of};
+use super::{Appended, BudgetGuard, Counters, DataOptions, Lane, PackTicket, RunBytes, Tasks};
 use crate::types::{Block, CHUNK_BYTES, Error, ErrorKind, PackId, PackedRun, Result};
 
 /// Runs of one append that are together no larger than this are compressed where they are: a thread switch costs more.
 const INLINE_BYTES: usize = 32 << 10;
 /// Plain bytes that one compression job takes, about 2 ms.
 const JOB_BYTES: usize = 1 << 20;
-
-/// A pack that this process writes, as long as its bytes are needed.
-#[derive(Debug)]
-pub(super) struct Pack {
-    id: PackId,
-    state: Mutex<PackState>,
-    /// The task is told of new bytes and of closing.
-    changed: Notify,
-    /// The task is told that somebody who waits would like another attempt now.
-    nudged: Notify,
-    status: watch::Sender<Status>,
-}
-
-#[derive(Debug, Default)]
-struct PackState {
-    /// Consecutive; a block never spans two.
-    segments: Vec<Segment>,
-    len: u32,
-    sealed: bool,
-    memory: Vec<BudgetGuard>,
-}
-
-#[derive(Debug)]
-struct Segment {
-    offset: u32,
-    bytes: Bytes,
-}
-
-#[derive(Debug, Clone, Default)]
-struct Status {
-    outcome: Outcome,
-    /// Grows whenever something was appended or acknowledged.
-    progress: u64,
-    /// Attempts that failed, and how the last one did.
-    failures: u64,
-    failure: Option<Failure>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Outcome {
-    #[default]
-    Pending,
-    Stored(StoredPack),
-    /// The data layer was closed before the pack was stored.
-    Abandoned,
-}
-
-impl Pack {
-    fn new(id: PackId) -> Pack {
-        Pack {
-            id,
-            state: Mutex::default(),
-            changed: Notify::new(),
-            nudged: Notify::new(),
-            status: watch::Sender::new(Status::default()),
-        }
-    }
-
-    pub(super) fn id(&self) -> PackId {
-        self.id
-    }
-
-    /// Stored bytes that are still in memory.
-    pub(super) fn bytes(&self, offset: u32, len: u32) -> Option<Bytes> {
-        let state = self.state.lock();
-        let index = state.segments.partition_point(|segment| segment.offset <= offset).checked_sub(1)?;
-        let segment = &state.segments[index];
-        let from = (offset - segment.offset) as usize;
-        let to = from.checked_add(len as usize)?;
-        (to <= segment.bytes.len()).then(|| segment.bytes.slice(from..to))
-    }
-
-    pub(super) fn is_stored(&self) -> bool {
-        matches!(self.status.borrow().outcome, Outcome::Stored(_))
-    }
-
-    fn push(&self, bytes: impl IntoIterator<Item = Bytes>, memory: BudgetGuard) {
-        let mut state = self.state.lock();
-        for bytes in bytes {
-            let offset = state.len;
-            state.len += u32::try_from(bytes.len()).expect("a pack is far below 4 GiB");
-            state.segments.push(Segment { offset, bytes });
-        }
-        match state.memory.first_mut() {
-            Some(first) => first.merge(memory),
-            None => state.memory.push(memory),
-        }
-        drop(state);
-        self.progress();
-        self.changed.notify_one();
-    }
-
-    fn seal(&self, footer: Vec<u8>, memory: BudgetGuard) {
-        self.push([footer.into()], memory);
-        self.state.lock().sealed = true;
-        self.changed.notify_one();
-    }
-
-    fn progress(&self) {
-        self.status.send_modify(|status| status.progress += 1);
-    }
-
-    /// Bytes so far, if there are at least `bytes`, or the pack is closed.
-    fn ready(&self, bytes: u32) -> Option<Ready> {
-        let state = self.state.lock();
-        (state.sealed || state.len >= bytes).then_some(Ready { len: state.len, sealed: state.sealed })
-    }
-
-    /// Waits for `bytes` bytes or the end. `idle` is called when nothing happened for `after`.
-    async fn wait_ready(&self, bytes: u32, after: std::time::Duration, idle: impl Fn()) -> Ready {
-        loop {
-            if let Some(ready) = self.ready(bytes) {
-                return ready;
-            }
-            if tokio::time::timeout(after, self.changed.notified()).await.is_err() {
-                idle();
-            }
-        }
-    }
-
-    fn payload(&self, range: Range<u32>) -> PutPayload {
-        let state = self.state.lock();
-        let first = state.segments.partition_point(|segment| segment.offset <= range.start).saturating_sub(1);
-        let touched = state.segments[first..].iter().take_while(|segment| segment.offset < range.end);
-        let slices = touched.map(|segment| {
-            let from = range.start.saturating_sub(segment.offset) as usize;
-            let to = ((range.end - segment.offset) as usize).min(segment.bytes.len());
-            segment.bytes.slice(from..to)
-        });
-        slices.collect()
-    }
-
-    fn finish(&self, outcome: Outcome) {
-        let memory = {
-            let mut state = self.state.lock();
-            state.segments = Vec::new();
-            std::mem::take(&mut state.memory)
-        };
-        drop(memory);
-        self.status.send_modify(|status| status.outcome = outcome);
-    }
-
-    /// Ends the waiting of those who wait for a pack that will not be stored any more.
-    pub(super) fn abandon(&self) {
-        if !self.is_stored() {
-            self.finish(Outcome::Abandoned);
-        }
-    }
-
-    /// See [`PackTicket::stored`].
-    pub(super) async fn stored(&self, io_timeout: Option<std::time::Duration>) -> Result<StoredPack> {
-        let mut status = self.status.subscribe();
-        let (mut progress, failures_before) = {
-            let now = status.borrow_and_update();
-            (now.progress, now.failures)
-        };
-        if failures_before > 0 {
-            self.nudged.notify_one();
-        }
-        let mut since = Instant::now();
-        loop {
-            {
-                let now = status.borrow_and_update();
-                match now.outcome {
-                    Outcome::Stored(stored) => return Ok(stored),
-                    Outcome::Abandoned => {
-                        return Err(Error::new(ErrorKind::Io, format!("pack {} was given up", self.id)));
-                    }
-                    Outcome::Pending => {}
-                }
-                if let Some(failure) = &now.failure
-                    && failure.kind == ErrorKind::NoSpace
-                    && now.failures > failures_before
-                {
-                    return Err(self.not_stored(Some(failure)));
-                }
-                if now.progress != progress {
-                    progress = now.progress;
-                    since = Instant::now();
-                }
-            }
-            let Some(limit) = io_timeout else {
-                // The sender lives in this pack.
-                let _ = status.changed().await;
-                continue;
-            };
-            // A store that insists for as long by itself is about to say why it failed.
-            let patience = if status.borrow().failure.is_some() { limit } else { limit + 2 * GRACE };
-            if tokio::time::timeout_at(since + patience, status.changed()).await.is_err() {
-                return Err(self.not_stored(status.borrow().failure.as_ref()));
-            }
-        }
-    }
-
-    fn not_stored(&self, failure: Option<&Failure>) -> Error {
-        match failure {
-            Some(Failure { kind, text }) => {
-                Error::new(*kind, format!("pack {} is not stored yet: {text}", self.id))
-            }
-            None => Error::new(ErrorKind::Io, format!("pack {} is not stored yet: no answer", self.id)),
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Ready {
-    len: u32,
-    sealed: bool,
-}
-
-/// The packs of this process that are not both stored and committed.
-#[derive(Debug, Default)]
-pub(super) struct Packs {
-    packs: Mutex<HashMap<PackId, Arc<Pack>>>,
-}
-
-impl Packs {
-    /// Stored bytes of a pack that is not in the store yet.
-    pub(super) fn bytes(&self, pack: PackId, offset: u32, len: u32) -> Option<Bytes> {
-        let pack = Arc::clone(self.packs.lock().get(&pack)?);
-        pack.bytes(offset, len)
-    }
-
-    pub(super) fn all(&self) -> Vec<Arc<Pack>> {
-        let mut packs: Vec<_> = self.packs.lock().values().cloned().collect();
-        packs.sort_unstable_by_key(|pack| pack.id);
-        packs
-    }
-}
+/// A store that acknowledged nothing for so long, while packs wait, is slow or away.
+const STUCK_AFTER: Duration = Duration::from_secs(2);
 
 /// What fills packs and sends them.
 #[derive(Debug)]
@@ -270,6 +46,7 @@ pub(super) struct Uploader {
     objects: Objects,
     counters: Arc<Counters>,
     packs: Arc<Packs>,
+    staging: Option<Arc<Staging>>,
     lanes: Mutex<Lanes>,
     /// Compression jobs that may run.
     compute: Arc<Semaphore>,
@@ -277,20 +54,15 @@ pub(super) struct Uploader {
     requests: Arc<Semaphore>,
     /// The store fails: told once, and once when it is over.
     outage: AtomicBool,
+    /// When the store last acknowledged something, or had nothing to do.
+    acknowledged: Mutex<Instant>,
 }
 
 #[derive(Debug)]
 struct Lanes {
-    open: HashMap<Lane, OpenPack>,
+    open: HashMap<Lane, Arc<Pack>>,
     next_sequence: u32,
     closed: bool,
-}
-
-#[derive(Debug)]
-struct OpenPack {
-    pack: Arc<Pack>,
-    footer: FooterWriter,
-    len: u32,
 }
 
 /// A run after compression.
@@ -314,12 +86,14 @@ impl Uploader {
         objects: Objects,
         counters: Arc<Counters>,
         packs: Arc<Packs>,
+        staging: Option<Arc<Staging>>,
     ) -> Uploader {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Uploader {
             objects,
             counters,
             packs,
+            staging,
             lanes: Mutex::new(Lanes {
                 open: HashMap::new(),
                 next_sequence: options.first_pack_sequence,
@@ -328,6 +102,7 @@ impl Uploader {
             compute: Arc::new(Semaphore::new(cores)),
             requests: Arc::new(Semaphore::new(options.uploads_max.max(1))),
             outage: AtomicBool::new(false),
+            acknowledged: Mutex::new(Instant::now()),
             options,
         }
     }
@@ -402,65 +177,66 @@ impl Uploader {
         let mut appended = Vec::with_capacity(encoded.len());
         for run in encoded {
             let needed = run.stored_len() + FooterWriter::entry_bytes(run.blocks.len());
-            let open = lanes.open.get(&lane).map(|open| open.len as usize + open.footer.len() + needed);
-            if open.is_some_and(|len| len > self.options.pack_bytes as usize)
+            let open = lanes.open.get(&lane);
+            if open.is_some_and(|open| open.len_with(needed) > self.options.pack_bytes as usize)
                 && let Some(full) = lanes.open.remove(&lane)
             {
-                self.seal_open(full);
+                full.seal(&self.options.memory);
             }
             if !lanes.open.contains_key(&lane) {
                 let open = self.open_pack(tasks, lane, &mut lanes)?;
                 lanes.open.insert(lane, open);
             }
-            let open = lanes.open.get_mut(&lane).expect("inserted above");
+            let open = lanes.open.get(&lane).expect("inserted above");
             appended.push(self.place_run(open, run));
         }
         Ok(appended)
     }
 
-    fn place_run(&self, open: &mut OpenPack, encoded: Encoded) -> Appended {
+    fn place_run(&self, open: &Arc<Pack>, encoded: Encoded) -> Appended {
         let stored_len = encoded.stored_len();
-        let Encoded { run: RunBytes { ino, chunk, offset, .. }, plain_len, blocks, stored, memory } = encoded;
-        let run = PackedRun {
-            pack: open.pack.id,
-            pack_offset: open.len,
+        let Encoded { run: from, plain_len, blocks, stored, memory } = encoded;
+        let mut run = PackedRun {
+            pack: open.id(),
+            pack_offset: 0,
             block_bytes: self.options.block_bytes,
             plain_len,
             skip: 0,
             blocks,
         };
-        open.footer.push(ino, chunk, offset, &run);
-        open.len += u32::try_from(stored_len).expect("a run is no longer than a chunk");
-        open.pack.push(stored, memory);
+        let end = open.append(&from, &mut run, stored, memory);
         self.counters.add(|counters| &counters.appended_plain_bytes, u64::from(plain_len));
         self.counters.add(|counters| &counters.appended_stored_bytes, stored_len as u64);
-        Appended { run, pack: PackTicket::new(Arc::clone(&open.pack), self.options.io_timeout) }
+        Appended {
+            run,
+            pack: PackTicket { pack: Arc::clone(open), end, io_timeout: self.options.io_timeout },
+        }
     }
 
-    fn open_pack(self: &Arc<Uploader>, tasks: &Tasks, lane: Lane, lanes: &mut Lanes) -> Result<OpenPack> {
+    fn open_pack(self: &Arc<Uploader>, tasks: &Tasks, lane: Lane, lanes: &mut Lanes) -> Result<Arc<Pack>> {
         let sequence = lanes.next_sequence;
         let next = sequence.checked_add(1);
         lanes.next_sequence =
             next.ok_or_else(|| Error::new(ErrorKind::Io, "this session has no pack ids left"))?;
-        let pack = Arc::new(Pack::new(PackId::new(self.options.session, sequence)));
-        let header = pack::header(self.options.volume, pack.id);
-        pack.push([Bytes::copy_from_slice(&header)], self.options.memory.charge(u64::from(HEADER_BYTES)));
-        self.packs.packs.lock().insert(pack.id, Arc::clone(&pack));
-        tasks.spawn(Arc::clone(self).upload(lane, Arc::clone(&pack)));
-        Ok(OpenPack { pack, footer: FooterWriter::default(), len: HEADER_BYTES })
+        let id = PackId::new(self.options.session, sequence);
+        let header = header_of(self.options.volume, id);
+        let memory = self.options.memory.charge(header.len() as u64);
+        let pack = Arc::new(Pack::new(id, lane, header, memory));
+        self.packs.insert(Arc::clone(&pack));
+        self.send(tasks, Arc::clone(&pack));
+        Ok(pack)
     }
 
-    fn seal_open(&self, open: OpenPack) {
-        let footer = open.footer.finish(open.pack.id, open.len);
-        let memory = self.options.memory.charge(footer.len() as u64);
-        open.pack.seal(footer, memory);
+    /// Starts a pack's task.
+    pub(super) fn send(self: &Arc<Uploader>, tasks: &Tasks, pack: Arc<Pack>) {
+        tasks.spawn(Arc::clone(self).upload(pack));
     }
 
     /// Closes the lane's open pack.
     pub(super) fn seal(&self, lane: Lane) {
         let mut lanes = self.lanes.lock();
         if let Some(open) = lanes.open.remove(&lane) {
-            self.seal_open(open);
+            open.seal(&self.options.memory);
         }
     }
 
@@ -468,7 +244,7 @@ impl Uploader {
     pub(super) fn seal_all(&self) {
         let mut lanes = self.lanes.lock();
         for (_, open) in lanes.open.drain() {
-            self.seal_open(open);
+            open.seal(&self.options.memory);
         }
     }
 
@@ -478,71 +254,75 @@ impl Uploader {
         self.seal_all();
     }
 
-    fn seal_forgotten(&self, lane: Lane, pack: PackId) {
+    /// Closes a pack if it is open.
+    fn seal_pack(&self, pack: &Pack) {
         let mut lanes = self.lanes.lock();
-        if lanes.open.get(&lane).is_some_and(|open| open.pack.id == pack)
-            && let Some(open) = lanes.open.remove(&lane)
+        if lanes.open.get(&pack.lane()).is_some_and(|open| open.id() == pack.id())
+            && let Some(open) = lanes.open.remove(&pack.lane())
         {
-            self.seal_open(open);
+            open.seal(&self.options.memory);
         }
     }
 
-    /// See [`super::Data::committed`].
-    pub(super) fn committed(&self, pack: PackId) {
-        let mut packs = self.packs.packs.lock();
-        if packs.get(&pack).is_some_and(|pack| pack.is_stored()) {
-            packs.remove(&pack);
-        }
+    /// Whether packs wait for a store that makes no progress.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.outage.load(Ordering::Relaxed) || self.acknowledged.lock().elapsed() >= STUCK_AFTER
+    }
+
+    /// The store acknowledged something.
+    fn acknowledge(&self, pack: &Pack) {
+        *self.acknowledged.lock() = Instant::now();
+        pack.progress();
     }
 
     /// A pack's task.
-    async fn upload(self: Arc<Uploader>, lane: Lane, pack: Arc<Pack>) {
-        let mut backoff = Backoff::new(pack.id.0);
+    async fn upload(self: Arc<Uploader>, pack: Arc<Pack>) {
+        let mut backoff = Backoff::new(pack.id().0);
         loop {
-            match self.attempt(lane, &pack).await {
+            match self.attempt(&pack).await {
                 Ok(stored_bytes) => {
                     if self.outage.swap(false, Ordering::Relaxed) {
-                        tracing::info!(pack = %pack.id, "the object store accepts data again");
+                        tracing::info!(pack = %pack.id(), "the object store accepts data again");
                     }
+                    self.acknowledge(&pack);
                     self.counters.add(|counters| &counters.packs_stored, 1);
-                    pack.finish(Outcome::Stored(StoredPack { pack: pack.id, stored_bytes }));
+                    pack.finish_stored(stored_bytes);
+                    if let Some(staging) = self.staging.as_ref().filter(|_| pack.journal().is_some()) {
+                        staging.stored.notify_one();
+                    }
                     return;
                 }
                 Err(failure) => self.note_failure(&pack, failure),
             }
-            // A waiter that comes now does not sit out a long pause.
-            let _ = tokio::time::timeout(backoff.pause(), pack.nudged.notified()).await;
+            pack.wait_retry(backoff.pause()).await;
         }
     }
 
     fn note_failure(&self, pack: &Pack, failure: Failure) {
         self.counters.add(|counters| &counters.upload_failures, 1);
         if self.outage.swap(true, Ordering::Relaxed) {
-            tracing::debug!(pack = %pack.id, error = %failure.text, "upload failed");
+            tracing::debug!(pack = %pack.id(), error = %failure.text, "upload failed");
         } else {
-            let text = "the object store does not accept data; it stays in memory and is tried again";
-            tracing::warn!(pack = %pack.id, error = %failure.text, "{text}");
+            let text = "the object store does not accept data; it is kept and tried again";
+            tracing::warn!(pack = %pack.id(), error = %failure.text, "{text}");
         }
-        pack.status.send_modify(|status| {
-            status.failures += 1;
-            status.failure = Some(failure);
-        });
+        pack.attempt_failed(failure);
     }
 
     /// One attempt to store the whole pack: one PUT if it is closed before a part is full, else parts as they fill.
     /// Returns the object's length.
-    async fn attempt(&self, lane: Lane, pack: &Arc<Pack>) -> Result<u64, Failure> {
+    async fn attempt(&self, pack: &Arc<Pack>) -> Result<u64, Failure> {
         let part_bytes = self.options.part_bytes;
-        let first = self.wait_ready(lane, pack, part_bytes).await;
+        let first = self.wait_ready(pack, part_bytes).await;
         if first.sealed && first.len <= part_bytes {
             let _permit = self.request_permit().await;
-            self.objects.put(pack.id, pack.payload(0..first.len)).await?;
+            self.objects.put(pack.id(), self.payload(pack, 0..first.len).await?).await?;
             return Ok(u64::from(first.len));
         }
         let limit = self.objects.io_timeout();
-        let path = path_of(pack.id);
+        let path = path_of(pack.id());
         let mut upload = bounded("begin an upload", limit, self.objects.store().put_multipart(&path)).await?;
-        let done = self.send_parts(lane, pack, &mut *upload).await;
+        let done = self.send_parts(pack, &mut *upload).await;
         if done.is_err() {
             // Best effort: the store's own rules clean up what this leaves.
             let _ = bounded("abort an upload", limit, upload.abort()).await;
@@ -550,28 +330,24 @@ impl Uploader {
         done
     }
 
-    async fn send_parts(
-        &self,
-        lane: Lane,
-        pack: &Arc<Pack>,
-        upload: &mut dyn MultipartUpload,
-    ) -> Result<u64, Failure> {
+    async fn send_parts(&self, pack: &Arc<Pack>, upload: &mut dyn MultipartUpload) -> Result<u64, Failure> {
         let part_bytes = self.options.part_bytes;
         let limit = self.objects.io_timeout();
         let mut parts: JoinSet<Result<(), Failure>> = JoinSet::new();
         let mut sent = 0;
         let len = loop {
             let next = async {
-                let ready = self.wait_ready(lane, pack, sent + part_bytes).await;
-                (ready, self.request_permit().await)
+                let ready = self.wait_ready(pack, sent + part_bytes).await;
+                let end = ready.len.min(sent + part_bytes);
+                let permit = self.request_permit().await;
+                (ready, permit, end, self.payload(pack, sent..end).await)
             };
             tokio::select! {
                 biased;
-                Some(done) = parts.join_next() => part_done(pack, done)?,
-                (ready, permit) = next => {
-                    let end = ready.len.min(sent + part_bytes);
+                Some(done) = parts.join_next() => self.part_done(pack, done)?,
+                (ready, permit, end, payload) = next => {
                     if end > sent {
-                        let part = upload.put_part(pack.payload(sent..end));
+                        let part = upload.put_part(payload?);
                         sent = end;
                         parts.spawn(async move {
                             let _permit = permit;
@@ -585,25 +361,61 @@ impl Uploader {
             }
         };
         while let Some(done) = parts.join_next().await {
-            part_done(pack, done)?;
+            self.part_done(pack, done)?;
         }
         bounded("complete an upload", limit, upload.complete()).await?;
         Ok(u64::from(len))
     }
 
-    async fn wait_ready(&self, lane: Lane, pack: &Pack, bytes: u32) -> Ready {
-        pack.wait_ready(bytes, self.options.idle_seal, || self.seal_forgotten(lane, pack.id)).await
+    fn part_done(
+        &self,
+        pack: &Pack,
+        done: Result<Result<(), Failure>, tokio::task::JoinError>,
+    ) -> Result<(), Failure> {
+        done.map_err(|error| Failure::new(ErrorKind::Io, format!("PUT a part: {error}")))??;
+        self.acknowledge(pack);
+        Ok(())
+    }
+
+    /// A range of a pack, read from its journal where it is not in memory.
+    async fn payload(&self, pack: &Pack, range: Range<u32>) -> Result<PutPayload, Failure> {
+        let mut bytes: Vec<Bytes> = Vec::new();
+        for part in pack.parts(range) {
+            match (part, &self.staging) {
+                (Part::Memory(part), _) => bytes.push(part),
+                (Part::Journal(at), Some(staging)) => {
+                    bytes.push(staging.read_for_upload(pack.id(), at).await?);
+                }
+                (Part::Journal(_), None) => {
+                    return Err(Failure::new(ErrorKind::Io, "a journal without a staging directory"));
+                }
+            }
+        }
+        Ok(bytes.into_iter().collect())
+    }
+
+    async fn wait_ready(&self, pack: &Pack, bytes: u32) -> Ready {
+        let idle = self.options.idle_seal;
+        let patience = match (pack.lane(), self.staging_options()) {
+            // Nobody waits for it: who needs it soon has it staged.
+            (Lane::Small, Some(seal_after)) => Patience { idle: seal_after, age: Some(seal_after) },
+            (Lane::Small | Lane::Stream(_), _) => Patience { idle, age: None },
+        };
+        pack.wait_ready(bytes, patience, || self.seal_pack(pack)).await
+    }
+
+    /// How long packs stay open for the next fsync, if anything is staged.
+    fn staging_options(&self) -> Option<Duration> {
+        let on = self.staging.as_ref().is_some_and(|staging| staging.is_on());
+        self.options.staging.as_ref().filter(|_| on).map(|staging| staging.seal_after)
     }
 
     async fn request_permit(&self) -> OwnedSemaphorePermit {
+        if self.requests.available_permits() >= self.options.uploads_max {
+            *self.acknowledged.lock() = Instant::now();
+        }
         Arc::clone(&self.requests).acquire_owned().await.expect("never closed")
     }
-}
-
-fn part_done(pack: &Pack, done: Result<Result<(), Failure>, tokio::task::JoinError>) -> Result<(), Failure> {
-    done.map_err(|error| Failure::new(ErrorKind::Io, format!("PUT a part: {error}")))??;
-    pack.progress();
-    Ok(())
 }
 
 /// Whole blocks of one or several runs.

@@ -19,7 +19,7 @@
 //! | `I ino 7` | atime; absent = creation time | set |
 //! | `I ino 8` | target of a symbolic link | set once |
 //! | `O ino session` | orphan: inode without a name that the session still refers to | set |
-//! | `P pack` | pack: stored bytes | set |
+//! | `P pack` | pack: bytes, and whether they are staged or stored | `max` |
 //! | `p pack` | live bytes of the pack | `add` |
 //! | `S 0 session` | session: who it is; absent = dead | set once |
 //! | `S 1 session` | heartbeat | set |

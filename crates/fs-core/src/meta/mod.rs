@@ -46,7 +46,7 @@ pub use ops::setattr::{Membership, SetattrArgs};
 pub use ops::statfs::Statfs;
 pub use ops::truncate::TruncateArgs;
 pub use ops::xattr::XattrMode;
-pub use pack::PackInfo;
+pub use pack::{PackInfo, PackState};
 pub use session::{OpenOptions, SessionInfo, Sharing};
 pub use volume::{CLIENT_VERSION, Codec, FormatOptions, Volume, VolumeLimits};
 

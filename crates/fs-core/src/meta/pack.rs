@@ -7,24 +7,59 @@ use rfs_kv::{Direction, Isolation, RangeQuery, Txn};
 use crate::types::{PackId, Result};
 
 use super::record::PackRecord;
-use super::{Meta, Page, key, record};
+use super::{Meta, NewPack, Page, key, record};
+
+/// Where the bytes of a pack are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PackState {
+    /// In a journal on the disk of the client that wrote it.
+    Staged,
+    /// In the object store.
+    Stored,
+}
 
 /// A pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackInfo {
     /// Its id.
     pub pack: PackId,
-    /// Bytes of the object.
+    /// Bytes of the object; of a staged pack, those of its journal that are relied on.
     pub stored_bytes: u64,
     /// Bytes of blocks that slices name; blocks that several slices name count several times, so it may exceed
     /// `stored_bytes`. 0 = garbage.
     pub live_bytes: i64,
+    /// Where it is.
+    pub state: PackState,
 }
 
 impl Meta {
     /// Packs after `after`, ordered by id, at most `limit`. No conflicts.
     pub async fn packs(&self, after: Option<PackId>, limit: usize) -> Result<Page<PackInfo>> {
         self.read(|txn| async move { packs_in(&*txn, after, limit).await }).await
+    }
+
+    /// The packs that are staged, ordered by id.
+    pub async fn staged_packs(&self) -> Result<Vec<PackInfo>> {
+        let mut staged = Vec::new();
+        let mut after = None;
+        loop {
+            let page = self.packs(after, 4096).await?;
+            after = page.items.last().map(|pack| pack.pack);
+            staged.extend(page.items.into_iter().filter(|pack| pack.state == PackState::Staged));
+            if !page.more || after.is_none() {
+                return Ok(staged);
+            }
+        }
+    }
+
+    /// Notes that packs are stored; one without a record stays so. Durable at return: their journals may be deleted.
+    ///
+    /// Reads each record, so it conflicts with whatever names the pack or removes it.
+    pub async fn packs_stored(&self, packs: &[NewPack]) -> Result<()> {
+        for page in packs.chunks(256) {
+            self.mutate(|txn| async move { packs_stored_in(&*txn, page).await }).await?;
+        }
+        self.sync().await
     }
 
     /// Removes the records of packs that no slice names; returns those that were removed (or had no record). Their
@@ -69,12 +104,12 @@ async fn packs_in(txn: &dyn Txn, after: Option<PackId>, limit: usize) -> Result<
     let mut items = Vec::with_capacity(records.entries.len());
     for (key, value) in &records.entries {
         let pack = record::parsed(key::parse_pack(key), "pack key")?;
-        let stored_bytes = PackRecord::decode(value)?.stored_bytes;
+        let PackRecord { bytes: stored_bytes, state } = PackRecord::decode(value)?;
         let live_bytes = match live_bytes.get(&pack) {
             Some(live) => *live,
             None => live_in(txn, pack).await?,
         };
-        items.push(PackInfo { pack, stored_bytes, live_bytes });
+        items.push(PackInfo { pack, stored_bytes, live_bytes, state });
     }
     Ok(Page { items, more: records.more })
 }
@@ -82,6 +117,17 @@ async fn packs_in(txn: &dyn Txn, after: Option<PackId>, limit: usize) -> Result<
 async fn live_in(txn: &dyn Txn, pack: PackId) -> Result<i64> {
     let value = txn.snapshot_get(&key::pack_live(pack)).await?;
     Ok(value.as_deref().map(record::decode_counter).transpose()?.unwrap_or(0))
+}
+
+async fn packs_stored_in(txn: &dyn Txn, packs: &[NewPack]) -> Result<()> {
+    let reads = packs.iter().map(|pack| async move { txn.get(&key::pack(pack.pack)).await });
+    let found = futures::future::try_join_all(reads).await?;
+    for (pack, record) in packs.iter().zip(found) {
+        if record.is_some() {
+            pack.store(txn);
+        }
+    }
+    Ok(())
 }
 
 async fn drop_packs_in(txn: &dyn Txn, packs: &[PackId]) -> Result<Vec<PackId>> {

@@ -11,6 +11,7 @@ use crate::types::{
     Block, CHUNK_BYTES, Error, ErrorKind, Ino, Kind, PackId, PackedRun, Result, Slice, Stored, Timestamp,
 };
 
+use super::pack::PackState;
 use super::volume::{Codec, Volume, VolumeLimits};
 
 /// Format of all values that this version writes.
@@ -465,23 +466,34 @@ fn decode_run(reader: &mut Reader<'_>, len: u32) -> Result<PackedRun> {
 /// `P pack`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PackRecord {
-    pub(super) stored_bytes: u64,
+    pub(super) bytes: u64,
+    pub(super) state: PackState,
 }
 
 impl PackRecord {
-    pub(super) fn encode(self) -> [u8; HEADER_BYTES + 8] {
-        let mut value = [0; HEADER_BYTES + 8];
+    /// As one little-endian number, the state on top: `max` keeps the record that says most.
+    pub(super) fn encode(self) -> [u8; HEADER_BYTES + 9] {
+        let mut value = [0; HEADER_BYTES + 9];
         let mut out = value.as_mut_slice();
         put_header(&mut out);
-        out.put_u64_le(self.stored_bytes);
+        out.put_u64_le(self.bytes);
+        out.put_u8(match self.state {
+            PackState::Staged => 1,
+            PackState::Stored => 2,
+        });
         value
     }
 
     pub(super) fn decode(value: &[u8]) -> Result<PackRecord> {
         let mut reader = Reader::new(value, "pack")?;
-        let stored_bytes = reader.u64()?;
-        reader.end()?;
-        Ok(PackRecord { stored_bytes })
+        let bytes = reader.u64()?;
+        let state = match reader.rest {
+            [1] => PackState::Staged,
+            // Records had no state before there was staging.
+            [2] | [] => PackState::Stored,
+            _ => return Err(damaged("pack")),
+        };
+        Ok(PackRecord { bytes, state })
     }
 }
 

@@ -1,6 +1,6 @@
-//! Commits: the metadata names what is stored.
+//! Commits: the metadata names what is durable.
 //!
-//! Of each file, the oldest batches whose packs are stored become slices; many files share a transaction, a file with
+//! Of each file, the oldest batches whose packs are durable, staged or stored, become slices; many files share a transaction, a file with
 //! more than fits one takes several. Under the file's `flush_gate`, so that the change of allocated bytes is computed
 //! against what the commit then covers.
 
@@ -12,8 +12,8 @@ use super::Vfs;
 use super::dirty::{Piece, PieceMap};
 use super::handle::InodeRef;
 use super::inode::{Batch, Failure, Fresh, InodeState, Life, within};
-use crate::data::{Extent, PackTicket, Source, StoredPack};
-use crate::meta::{FileCommit, NewPack};
+use crate::data::{Durable, Extent, PackTicket, Place, Source};
+use crate::meta::{FileCommit, NewPack, PackState};
 use crate::types::{
     Block, CHUNK_BYTES, ChunkIndex, ErrorKind, Ino, PackId, Result, Slice, Stored, Timestamp,
 };
@@ -40,37 +40,38 @@ struct Prepared {
 }
 
 impl Vfs {
-    /// Commits the oldest placed batch of a file once its packs are stored.
+    /// Commits the oldest placed batch of a file once its packs are durable.
     pub(super) async fn commit_oldest(&self, inode: &InodeRef) -> Option<Failure> {
         let tickets: Vec<PackTicket> = {
             let state = inode.state();
             state.batches.front().filter(|batch| batch.placed)?.tickets.clone()
         };
-        let mut stored = HashMap::new();
+        let mut durable = HashMap::new();
         for ticket in tickets {
-            match ticket.stored().await {
-                Ok(pack) => stored.insert(pack.pack, pack),
+            match ticket.durable().await {
+                Ok(pack) => durable.insert(pack.pack, pack),
                 Err(error) => return Some(Failure::from(&error)),
             };
         }
-        self.commit_stored(std::slice::from_ref(inode), &stored).await.remove(&inode.ino)
+        self.commit_durable(std::slice::from_ref(inode), &durable).await.remove(&inode.ino)
     }
 
-    /// Waits until what the files have placed is stored, and commits it.
+    /// Waits until what the files have placed is durable, and commits it.
     pub(super) async fn commit(
         &self,
         files: &[InodeRef],
         tickets: &HashMap<Ino, Vec<PackTicket>>,
     ) -> HashMap<Ino, Failure> {
         let mut failures = HashMap::new();
-        let mut stored: HashMap<PackId, StoredPack> = HashMap::new();
+        let mut durable: HashMap<PackId, Durable> = HashMap::new();
         let mut failed: HashMap<PackId, Failure> = HashMap::new();
         for inode in files {
             for ticket in tickets.get(&inode.ino).into_iter().flatten() {
                 let pack = ticket.pack();
-                if !stored.contains_key(&pack) && !failed.contains_key(&pack) {
-                    match ticket.stored().await {
-                        Ok(done) => drop(stored.insert(pack, done)),
+                let waits = durable.get(&pack).is_none_or(|durable| !ticket.is_within(durable));
+                if waits && !failed.contains_key(&pack) {
+                    match ticket.durable().await {
+                        Ok(done) => drop(durable.insert(pack, done)),
                         Err(error) => drop(failed.insert(pack, Failure::from(&error))),
                     }
                 }
@@ -79,7 +80,7 @@ impl Vfs {
                 }
             }
         }
-        for (ino, failure) in self.commit_stored(files, &stored).await {
+        for (ino, failure) in self.commit_durable(files, &durable).await {
             failures.entry(ino).or_insert(failure);
         }
         for inode in files {
@@ -90,11 +91,11 @@ impl Vfs {
         failures
     }
 
-    /// Commits the oldest batches of each file whose packs are all among `stored`. The files are in ascending order.
-    async fn commit_stored(
+    /// Commits the oldest batches of each file that are all within `durable`. The files are in ascending order.
+    async fn commit_durable(
         &self,
         files: &[InodeRef],
-        stored: &HashMap<PackId, StoredPack>,
+        durable: &HashMap<PackId, Durable>,
     ) -> HashMap<Ino, Failure> {
         let mut failures = HashMap::new();
         let mut rest = files;
@@ -108,7 +109,7 @@ impl Vfs {
                     break;
                 }
                 gates.push(inode.flush_gate.lock().await);
-                match self.prepare(inode, stored).await {
+                match self.prepare(inode, durable).await {
                     // A file with more than fits one transaction stays for the next round.
                     Ok(Some((file, more))) => {
                         bytes += file.bytes;
@@ -126,7 +127,7 @@ impl Vfs {
                 }
             }
             let before = failures.len();
-            self.commit_prepared(prepared, stored, &mut failures).await;
+            self.commit_prepared(prepared, durable, &mut failures).await;
             if taken == 0 && failures.len() > before {
                 // The file that needs several transactions failed.
                 taken = 1;
@@ -140,20 +141,20 @@ impl Vfs {
     async fn commit_prepared(
         &self,
         prepared: Vec<Prepared>,
-        stored: &HashMap<PackId, StoredPack>,
+        durable: &HashMap<PackId, Durable>,
         failures: &mut HashMap<Ino, Failure>,
     ) {
         if prepared.is_empty() {
             return;
         }
-        match self.commit_together(&prepared, stored).await {
+        match self.commit_together(&prepared, durable).await {
             Ok(()) => {}
             Err(error) if prepared.len() == 1 => {
                 failures.insert(prepared[0].inode.ino, Failure::from(&error));
             }
             Err(_) => {
                 for file in prepared {
-                    if let Err(error) = self.commit_together(std::slice::from_ref(&file), stored).await {
+                    if let Err(error) = self.commit_together(std::slice::from_ref(&file), durable).await {
                         failures.insert(file.inode.ino, Failure::from(&error));
                     }
                 }
@@ -161,28 +162,30 @@ impl Vfs {
         }
     }
 
-    async fn commit_together(
-        &self,
-        prepared: &[Prepared],
-        stored: &HashMap<PackId, StoredPack>,
-    ) -> Result<()> {
+    async fn commit_together(&self, prepared: &[Prepared], durable: &HashMap<PackId, Durable>) -> Result<()> {
         let packs: HashSet<PackId> = prepared.iter().flat_map(|file| file.packs.iter().copied()).collect();
-        let new_packs: Vec<NewPack> = packs
+        let named: Vec<Durable> = packs
             .iter()
-            .filter(|pack| !self.flusher.is_named(**pack))
-            .filter_map(|pack| stored.get(pack))
-            .map(|pack| NewPack { pack: pack.pack, stored_bytes: pack.stored_bytes })
+            .filter_map(|pack| durable.get(pack))
+            .filter(|pack| self.flusher.must_name(pack.pack, pack.place))
+            .copied()
             .collect();
+        let new_packs: Vec<NewPack> = named.iter().map(new_pack).collect();
         let commits: Vec<FileCommit> = prepared.iter().map(|file| file.commit.clone()).collect();
         self.meta.commit(&commits, &new_packs).await?;
-        for pack in &new_packs {
-            self.flusher.named(pack.pack);
-            self.data.committed(pack.pack);
-        }
+        self.packs_named(&named);
         for file in prepared {
             self.committed(file);
         }
         Ok(())
+    }
+
+    /// The metadata has records of these packs.
+    pub(super) fn packs_named(&self, packs: &[Durable]) {
+        for pack in packs {
+            self.flusher.named(pack.pack, pack.place);
+            self.data.committed(pack.pack);
+        }
     }
 
     /// What a commit has taken over is no longer this side's.
@@ -238,9 +241,9 @@ impl Vfs {
     async fn prepare(
         &self,
         inode: &InodeRef,
-        stored: &HashMap<PackId, StoredPack>,
+        durable: &HashMap<PackId, Durable>,
     ) -> Result<Option<(Prepared, bool)>> {
-        let Some(mut gathered) = gather(&inode.state(), stored) else { return Ok(None) };
+        let Some(mut gathered) = gather(&inode.state(), durable) else { return Ok(None) };
         let holes = std::mem::take(&mut gathered.holes);
         let mut chunks = gathered.chunks;
         for (order, range) in holes {
@@ -333,6 +336,15 @@ impl Vfs {
     }
 }
 
+/// The record of a pack that is durable.
+pub(super) fn new_pack(pack: &Durable) -> NewPack {
+    let state = match pack.place {
+        Place::Staging => PackState::Staged,
+        Place::Store => PackState::Stored,
+    };
+    NewPack { pack: pack.pack, bytes: pack.bytes, state }
+}
+
 /// What can be committed of a file now, seen at one moment.
 #[derive(Default)]
 struct Gathered {
@@ -348,8 +360,8 @@ struct Gathered {
     more: bool,
 }
 
-/// The oldest batches that are placed and stored, as far as one transaction holds them.
-fn gather(state: &InodeState, stored: &HashMap<PackId, StoredPack>) -> Option<Gathered> {
+/// The oldest batches that are placed and durable, as far as one transaction holds them.
+fn gather(state: &InodeState, durable: &HashMap<PackId, Durable>) -> Option<Gathered> {
     if state.life == Life::Dead {
         return None;
     }
@@ -360,7 +372,9 @@ fn gather(state: &InodeState, stored: &HashMap<PackId, StoredPack>) -> Option<Ga
     let mut order = 0;
     let mut bytes = 0;
     let ready = |batch: &&Batch| {
-        batch.placed && batch.tickets.iter().all(|ticket| stored.contains_key(&ticket.pack()))
+        let within =
+            |ticket: &PackTicket| durable.get(&ticket.pack()).is_some_and(|pack| ticket.is_within(pack));
+        batch.placed && batch.tickets.iter().all(within)
     };
     'batches: for batch in state.batches.iter().take_while(ready) {
         for (start, piece) in batch.pieces.iter() {

@@ -10,7 +10,8 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use super::Vfs;
-use crate::data::{Extent, Lane, ReadHint, ReadRange, RunBytes, Source, StoredPack, overlay};
+use super::commit::new_pack;
+use crate::data::{Durable, Extent, Lane, PackTicket, ReadHint, ReadRange, RunBytes, Source, overlay};
 use crate::meta::{NewPack, ReplaceArgs};
 use crate::types::{ChunkIndex, ErrorKind, Ino, Kind, PackId, Result, Slice, SliceStamp, Stored};
 
@@ -56,12 +57,14 @@ impl Vfs {
         for pack in &pins {
             self.flusher.pin(*pack, false);
         }
-        self.data.seal(Lane::Small);
         let result = async {
-            let mut stored: Vec<StoredPack> = Vec::new();
-            for run in &appended {
-                if stored.iter().all(|pack| pack.pack != run.pack.pack()) {
-                    stored.push(run.pack.stored().await?);
+            let tickets: Vec<PackTicket> = appended.iter().map(|run| run.pack.clone()).collect();
+            self.data.hasten(&tickets).await;
+            let mut durable: Vec<Durable> = Vec::new();
+            // The last run of a pack says most about it.
+            for run in appended.iter().rev() {
+                if durable.iter().all(|pack| pack.pack != run.pack.pack()) {
+                    durable.push(run.pack.durable().await?);
                 }
             }
             let mut merged = Vec::with_capacity(extents.len());
@@ -78,7 +81,7 @@ impl Vfs {
             }
             merged.extend(extents[next..].iter().map(Extent::to_slice));
             let seen: Vec<SliceStamp> = groups.iter().map(|group| group.stamp).collect();
-            self.replace(ino, index, &seen, &merged, &stored).await
+            self.replace(ino, index, &seen, &merged, &durable).await
         }
         .await;
         self.unpin(&pins);
@@ -93,18 +96,14 @@ impl Vfs {
         chunk: ChunkIndex,
         seen: &[SliceStamp],
         merged: &[Slice],
-        stored: &[StoredPack],
+        durable: &[Durable],
     ) -> Result<()> {
         let inode = self.inode(ino).await?;
         let _gate = inode.flush_gate.lock().await;
-        let new_packs: Vec<NewPack> =
-            stored.iter().map(|pack| NewPack { pack: pack.pack, stored_bytes: pack.stored_bytes }).collect();
+        let new_packs: Vec<NewPack> = durable.iter().map(new_pack).collect();
         let args = ReplaceArgs { ino, chunk, seen, merged, new_packs: &new_packs };
         self.meta.replace_groups(args).await?;
-        for pack in stored {
-            self.flusher.named(pack.pack);
-            self.data.committed(pack.pack);
-        }
+        self.packs_named(durable);
         inode.state().chunks_changed(std::iter::once(chunk));
         Ok(())
     }

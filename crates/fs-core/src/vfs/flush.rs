@@ -3,7 +3,8 @@
 //! A few workers take jobs from a queue, many files at a time: they take what is dirty as a batch a file, place all of
 //! them in packs by one `append` (long sequential files in packs of their own), wait until the packs are stored, and
 //! commit many files in one transaction. Jobs come from the list of dirty files when they are old enough, from the memory
-//! budget when it is short, and from fsync, which waits. Several fsyncs that wait share packs and transactions.
+//! budget when it is short, and from fsync, which waits. Fsync has a queue and workers of its own, so that it need not
+//! wait for a slow store when there is a staging directory. Several fsyncs that wait share packs and transactions.
 //!
 //! Batches of a file are placed in order (`append_gate`) and committed in order (see `commit`). What
 //! fails stays where it is and is tried again by the next flush; who waits is told, and so is the next close.
@@ -23,7 +24,7 @@ use super::dirty::Piece;
 use super::handle::InodeRef;
 use super::inode::{Failure, Life, within};
 use super::request::{Fh, FsyncMode};
-use crate::data::{Lane, PackTicket, Pressure, RunBytes};
+use crate::data::{Lane, PackTicket, Place, Pressure, RunBytes};
 use crate::types::{ChunkIndex, Error, ErrorKind, Ino, PackId, PackedRun, Result};
 
 /// Files up to this length keep their bytes in the slice record.
@@ -32,7 +33,7 @@ const INLINE_BYTES_MAX: u64 = 4 << 10;
 pub(super) const STREAM_BYTES_MIN: u64 = 8 << 20;
 /// Aligned windows of zeros of this size become holes.
 const ZERO_WINDOW_BYTES: u64 = 128 << 10;
-/// Batches that are uploaded at a time.
+/// Batches that are uploaded at a time, and as many more for which somebody waits.
 const WORKERS: usize = 4;
 /// Jobs that one worker takes together, and bytes.
 const JOBS_MAX: usize = 1024;
@@ -41,6 +42,9 @@ const JOB_BYTES_MAX: u64 = 64 << 20;
 const APPEND_BYTES_MAX: u64 = 16 << 20;
 /// While memory is short, open packs are closed so often.
 const SEAL_PAUSE: Duration = Duration::from_millis(250);
+/// How often, and after how long each time, whoever stores everything looks whether staging is over.
+const SETTLE_TRIES: u32 = 40;
+const SETTLE_PAUSE: Duration = Duration::from_millis(25);
 /// Pause before what failed is tried again without being asked.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -51,6 +55,8 @@ enum Want {
     Stream,
     /// Everything, until it is committed.
     All,
+    /// The same, and somebody waits for it to be durable: it is staged if possible.
+    Urgent,
 }
 
 type Done = oneshot::Sender<std::result::Result<(), Failure>>;
@@ -65,12 +71,19 @@ struct Job {
 /// Queue, lists and packs of the write-back.
 #[derive(Debug)]
 pub(super) struct Flusher {
-    queue: Mutex<VecDeque<Job>>,
-    queued: Notify,
+    queue: Queue,
+    urgent: Queue,
     /// Dirty files, the one that became so first in front.
     dirty: Mutex<VecDeque<(Instant, InodeRef)>>,
     hurry: Notify,
     packs: Mutex<HashMap<PackId, PackUse>>,
+}
+
+/// Jobs that wait for a worker.
+#[derive(Debug, Default)]
+struct Queue {
+    jobs: Mutex<VecDeque<Job>>,
+    queued: Notify,
 }
 
 /// A pack that batches refer to.
@@ -78,15 +91,47 @@ pub(super) struct Flusher {
 struct PackUse {
     /// Batches that name it.
     pins: usize,
-    /// Whether the metadata has a record of it.
-    named: bool,
+    /// The metadata has a record of it, which says that it is there.
+    named: Option<Place>,
+}
+
+impl Queue {
+    fn push(&self, job: Job) {
+        self.jobs.lock().push_back(job);
+        self.queued.notify_one();
+    }
+
+    /// Takes jobs for one worker, waiting until there are some.
+    async fn take(&self) -> Vec<Job> {
+        loop {
+            {
+                let mut queue = self.jobs.lock();
+                let mut jobs = Vec::new();
+                let mut bytes = 0;
+                while jobs.len() < JOBS_MAX
+                    && bytes < JOB_BYTES_MAX
+                    && let Some(job) = queue.pop_front()
+                {
+                    bytes += job.inode.state().dirty.data_bytes();
+                    jobs.push(job);
+                }
+                if !queue.is_empty() {
+                    self.queued.notify_one();
+                }
+                if !jobs.is_empty() {
+                    return jobs;
+                }
+            }
+            self.queued.notified().await;
+        }
+    }
 }
 
 impl Flusher {
     pub(super) fn new() -> Flusher {
         Flusher {
-            queue: Mutex::default(),
-            queued: Notify::new(),
+            queue: Queue::default(),
+            urgent: Queue::default(),
             dirty: Mutex::default(),
             hurry: Notify::new(),
             packs: Mutex::default(),
@@ -109,32 +154,9 @@ impl Flusher {
     }
 
     fn push(&self, job: Job) {
-        self.queue.lock().push_back(job);
-        self.queued.notify_one();
-    }
-
-    /// Takes jobs for one worker, waiting until there are some.
-    async fn take(&self) -> Vec<Job> {
-        loop {
-            {
-                let mut queue = self.queue.lock();
-                let mut jobs = Vec::new();
-                let mut bytes = 0;
-                while jobs.len() < JOBS_MAX
-                    && bytes < JOB_BYTES_MAX
-                    && let Some(job) = queue.pop_front()
-                {
-                    bytes += job.inode.state().dirty.data_bytes();
-                    jobs.push(job);
-                }
-                if !queue.is_empty() {
-                    self.queued.notify_one();
-                }
-                if !jobs.is_empty() {
-                    return jobs;
-                }
-            }
-            self.queued.notified().await;
+        match job.want {
+            Want::Urgent => self.urgent.push(job),
+            Want::Stream | Want::All => self.queue.push(job),
         }
     }
 
@@ -153,12 +175,14 @@ impl Flusher {
         taken
     }
 
-    /// Keeps a pack from being collected until it is unpinned.
+    /// Keeps a pack from being collected until it is unpinned. `named`: the metadata has a record of it.
     pub(super) fn pin(&self, pack: PackId, named: bool) {
         let mut packs = self.packs.lock();
         let pack = packs.entry(pack).or_default();
         pack.pins += 1;
-        pack.named |= named;
+        if named {
+            pack.named = pack.named.max(Some(Place::Staging));
+        }
     }
 
     /// Whether a batch refers to a pack.
@@ -174,7 +198,7 @@ impl Flusher {
             if let Some(used) = packs.get_mut(pack) {
                 used.pins -= 1;
                 if used.pins == 0 {
-                    if !used.named {
+                    if used.named.is_none() {
                         garbage.push(*pack);
                     }
                     packs.remove(pack);
@@ -184,15 +208,17 @@ impl Flusher {
         garbage
     }
 
-    /// Whether the metadata has a record of a pack that batches refer to.
-    pub(super) fn is_named(&self, pack: PackId) -> bool {
-        self.packs.lock().get(&pack).is_some_and(|pack| pack.named)
+    /// Whether a commit that relies on the pack in `place` must write its record: it grows with what is staged, and is
+    /// final once the pack is stored.
+    pub(super) fn must_name(&self, pack: PackId, place: Place) -> bool {
+        place == Place::Staging
+            || self.packs.lock().get(&pack).is_none_or(|pack| pack.named != Some(Place::Store))
     }
 
     /// The metadata has a record of the pack.
-    pub(super) fn named(&self, pack: PackId) {
+    pub(super) fn named(&self, pack: PackId, place: Place) {
         if let Some(pack) = self.packs.lock().get_mut(&pack) {
-            pack.named = true;
+            pack.named = pack.named.max(Some(place));
         }
     }
 }
@@ -200,11 +226,12 @@ impl Flusher {
 impl Vfs {
     /// Starts the workers, the timer and the watch on memory.
     pub(super) fn start_flusher(self: &Arc<Vfs>) {
-        for _ in 0..WORKERS {
+        for worker in 0..2 * WORKERS {
             let vfs = Arc::downgrade(self);
             self.tasks.spawn(async move {
                 while let Some(vfs) = vfs.upgrade() {
-                    let jobs = vfs.flusher.take().await;
+                    let queue = if worker < WORKERS { &vfs.flusher.queue } else { &vfs.flusher.urgent };
+                    let jobs = queue.take().await;
                     vfs.run_jobs(jobs).await;
                 }
             });
@@ -273,13 +300,13 @@ impl Vfs {
         }
     }
 
-    /// Stores what is dirty in a file and commits it.
+    /// Makes durable what is dirty in a file, staged or stored, and commits it.
     pub(super) async fn flush_inode(&self, inode: &InodeRef) -> Result<()> {
         if !inode.state().needs_flush() {
             return Ok(());
         }
         let (done, finished) = oneshot::channel();
-        self.flusher.push(Job { inode: inode.clone(), want: Want::All, done: Some(done) });
+        self.flusher.push(Job { inode: inode.clone(), want: Want::Urgent, done: Some(done) });
         match finished.await {
             Ok(result) => Ok(result?),
             Err(_) => Err(Error::new(ErrorKind::Io, "the filesystem is being shut down")),
@@ -313,14 +340,21 @@ impl Vfs {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Makes everything durable (sync(2)).
+    /// Stores everything: nothing is only staged afterwards.
     ///
     /// # Errors
     /// The first failure; the rest is stored nevertheless.
     pub async fn sync_all(&self) -> Result<()> {
         let flushed = self.flush_everything().await;
+        let stored = self.data.store_all().await;
+        // What a batch still pins is settled when that is committed, which others may be about to do.
+        let mut tries = 0;
+        while !self.settle_staged().await? && tries < SETTLE_TRIES {
+            tries += 1;
+            tokio::time::sleep(SETTLE_PAUSE).await;
+        }
         self.meta.sync().await?;
-        flushed
+        flushed.and(stored)
     }
 
     /// Makes a file durable, with every change of names before (fsync(2), fdatasync(2)).
@@ -368,11 +402,19 @@ impl Vfs {
         let mut failures = HashMap::new();
         let tickets = self.place(&files, &mut failures).await;
         let mut whole = Vec::new();
+        let mut urgent = Vec::new();
         for (inode, want) in files {
             match want {
                 Want::Stream => self.follow(inode),
                 Want::All => whole.push(inode),
+                Want::Urgent => {
+                    urgent.extend(tickets.get(&inode.ino).into_iter().flatten().cloned());
+                    whole.push(inode);
+                }
             }
+        }
+        if !urgent.is_empty() {
+            self.data.hasten(&urgent).await;
         }
         for (ino, failure) in self.commit(&whole, &tickets).await {
             failures.entry(ino).or_insert(failure);
@@ -428,14 +470,15 @@ impl Vfs {
         let mut seal_small = false;
         for (inode, want) in files {
             let (lane, runs) = self.take_dirty(inode, *want);
-            seal_small |= *want == Want::All;
+            // What is staged leaves its pack open for the next.
+            seal_small |= *want == Want::All || (*want == Want::Urgent && !self.data.stages());
             if lane == Lane::Small {
                 shared.extend(runs.into_iter().map(|run| (inode, run)));
                 continue;
             }
             let runs = runs.into_iter().map(|run| (inode, run)).collect();
             self.append(lane, runs, failures).await;
-            if *want == Want::All {
+            if *want != Want::Stream {
                 self.data.seal(lane);
             }
         }
@@ -458,12 +501,12 @@ impl Vfs {
             return (Lane::Small, Vec::new());
         }
         let taken = match want {
-            Want::All => state.dirty.take(),
+            Want::All | Want::Urgent => state.dirty.take(),
             Want::Stream => state.dirty.take_long(STREAM_BYTES_MIN / 2),
         };
         if !taken.is_empty() {
             let grow_to = match want {
-                Want::All => state.length,
+                Want::All | Want::Urgent => state.length,
                 Want::Stream => taken.end(),
             };
             state.push_taken(taken, grow_to);
@@ -485,7 +528,7 @@ impl Vfs {
             want == Want::Stream || runs.iter().any(|unplaced| unplaced.run.len >= STREAM_BYTES_MIN);
         state.stream.lane |= streams;
         let lane = if state.stream.lane { Lane::Stream(inode.ino) } else { Lane::Small };
-        if want == Want::All {
+        if want != Want::Stream {
             state.stream.lane = false;
         }
         (lane, runs)
@@ -543,7 +586,9 @@ impl Vfs {
         let mut state = inode.state();
         let Some(batch) = state.batches.iter_mut().find(|batch| batch.id == unplaced.batch) else { return };
         batch.pieces.placed(unplaced.run.offset, run);
-        if !batch.tickets.iter().any(|known| known.pack() == ticket.pack()) {
+        if let Some(known) = batch.tickets.iter_mut().find(|known| known.pack() == ticket.pack()) {
+            known.merge(ticket);
+        } else {
             self.flusher.pin(ticket.pack(), false);
             batch.tickets.push(ticket.clone());
             batch.pins.push(ticket.pack());

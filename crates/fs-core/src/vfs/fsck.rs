@@ -12,8 +12,9 @@ use futures::stream::FuturesUnordered;
 use futures::{StreamExt, TryStreamExt};
 use serde::{Deserialize, Serialize};
 
-use crate::data::{Data, overlay};
-use crate::meta::{CheckProgress, Dentry, Finding, Meta, PackInfo};
+use super::staging;
+use crate::data::{Data, StoredPack, overlay};
+use crate::meta::{CheckProgress, Dentry, Finding, Meta, PackInfo, PackState};
 use crate::types::{
     ChunkIndex, Error, ErrorKind, Ino, Kind, Name, PackId, PackedRun, Result, SliceGroup, Stored,
 };
@@ -130,6 +131,7 @@ pub type OnProgress<'a> = &'a (dyn Fn(Progress) + Send + Sync);
 pub async fn check(meta: &Meta, data: &Data, options: &Options, progress: OnProgress<'_>) -> Result<Report> {
     let mut report = Report::default();
     metadata(meta, options, progress, &mut report).await?;
+    staged(meta, data, options, progress, &mut report).await?;
     if options.data {
         let missing = packs(meta, data, progress, &mut report).await?;
         blocks(meta, data, progress, &missing, &mut report).await?;
@@ -288,6 +290,63 @@ fn describe(finding: &Finding) -> (Option<Ino>, String) {
     }
 }
 
+/// Checks that what the metadata relies on in journals is there. What is not can only be given up: then its bytes are
+/// missing like those of a pack that the store lost, and the rest of the volume can be used.
+async fn staged(
+    meta: &Meta,
+    data: &Data,
+    options: &Options,
+    progress: OnProgress<'_>,
+    report: &mut Report,
+) -> Result<()> {
+    let mut lost = BTreeMap::new();
+    for info in meta.staged_packs().await? {
+        let there = data.staged_bytes(info.pack).await;
+        if there < info.stored_bytes {
+            lost.insert(info.pack, there);
+            let pack = info.pack;
+            let (live, relied) = (info.live_bytes, info.stored_bytes);
+            let dir = data.staging_dir().map_or_else(String::new, |dir| format!(" in {}", dir.display()));
+            report.add(Problem {
+                path: None,
+                ino: None,
+                what: format!(
+                    "pack {pack} was staged{dir}, but only {there} of {relied} bytes are there; {live} bytes are named in it"
+                ),
+                repaired: options.repair,
+            });
+        }
+    }
+    if lost.is_empty() {
+        return Ok(());
+    }
+    // Reading the blocks names the files, too.
+    if !options.data {
+        let mut files = Files::new(meta, progress);
+        while let Some((path, ino)) = files.next().await? {
+            let runs = runs_of(meta, ino, &path).await?.into_iter();
+            let gone = |wanted: &Wanted| {
+                let end = u64::from(wanted.run.pack_offset) + wanted.run.stored_bytes();
+                lost.get(&wanted.run.pack).is_some_and(|there| *there < end)
+            };
+            let bytes: u64 = runs.filter(gone).map(|wanted| u64::from(wanted.run.plain_len)).sum();
+            if bytes > 0 {
+                let what = format!("about {bytes} bytes were only staged, and are lost");
+                let (path, ino) = (Some(path.to_string()), Some(ino.0));
+                report.add(Problem { path, ino, what, repaired: options.repair });
+            }
+        }
+    }
+    if options.repair {
+        // What is left of their journals goes to the store before nothing asks for it any more.
+        data.store_all().await?;
+        staging::settle(meta, data, |_| false).await?;
+        let given_up = lost.iter().map(|(pack, there)| StoredPack { pack: *pack, stored_bytes: *there });
+        staging::note_stored(meta, &given_up.collect::<Vec<_>>()).await?;
+    }
+    Ok(())
+}
+
 /// Compares the packs that metadata names with those in the store. Returns those that are missing.
 async fn packs(
     meta: &Meta,
@@ -307,7 +366,11 @@ async fn packs(
         }
     }
     report.packs = named.len() as u64;
-    let mut missing: BTreeMap<PackId, PackInfo> = named.clone();
+    // What is staged need not be in the store.
+    let staged: HashSet<PackId> =
+        named.values().filter(|info| info.state == PackState::Staged).map(|info| info.pack).collect();
+    let mut missing: BTreeMap<PackId, PackInfo> =
+        named.into_iter().filter(|(_, info)| info.state == PackState::Stored).collect();
     let mut unnamed = Vec::new();
     let mut listed = 0;
     let mut in_store = data.list_packs();
@@ -325,6 +388,7 @@ async fn packs(
                 });
             }
             Some(_) => {}
+            None if staged.contains(&stored.pack) => {}
             None => unnamed.push(stored),
         }
     }
@@ -390,49 +454,77 @@ async fn blocks(
     missing: &HashSet<PackId>,
     report: &mut Report,
 ) -> Result<()> {
-    let total = meta.statfs().await?.inodes_used;
     let mut seen = HashSet::new();
     let mut reads = FuturesUnordered::new();
-    let mut done = 0;
-    let mut directories = vec![(Ino::ROOT, String::new())];
-    while let Some((dir, dir_path)) = directories.pop() {
-        let mut after: Option<Name> = None;
-        loop {
-            let Some(page) = unless_gone(meta.readdir(dir, after.as_ref(), PAGE).await)? else { break };
-            for Dentry { name, ino, kind } in &page.items {
-                done += 1;
-                progress(Progress { stage: Stage::Blocks, done, total: Some(total.max(done)) });
-                let path = format!("{dir_path}/{name}");
-                match kind {
-                    Kind::Directory => directories.push((*ino, path)),
-                    Kind::File => {
-                        let path: Arc<str> = path.into();
-                        for wanted in runs_of(meta, *ino, &path).await? {
-                            if !seen.insert((wanted.run.pack, wanted.run.pack_offset)) {
-                                continue;
-                            }
-                            if reads.len() >= READS_MAX
-                                && let Some(read) = reads.next().await
-                            {
-                                account(meta, read, report).await?;
-                            }
-                            let known = missing.contains(&wanted.run.pack);
-                            reads.push(read_run(data, wanted, known));
-                        }
-                    }
-                    _ => {}
-                }
+    let mut files = Files::new(meta, progress);
+    while let Some((path, ino)) = files.next().await? {
+        for wanted in runs_of(meta, ino, &path).await? {
+            if !seen.insert((wanted.run.pack, wanted.run.pack_offset)) {
+                continue;
             }
-            after = page.items.last().map(|dentry| dentry.name.clone());
-            if !page.more || after.is_none() {
-                break;
+            if reads.len() >= READS_MAX
+                && let Some(read) = reads.next().await
+            {
+                account(meta, read, report).await?;
             }
+            let known = missing.contains(&wanted.run.pack);
+            reads.push(read_run(data, wanted, known));
         }
     }
     while let Some(read) = reads.next().await {
         account(meta, read, report).await?;
     }
     Ok(())
+}
+
+/// All files of the volume, directory by directory.
+struct Files<'a> {
+    meta: &'a Meta,
+    progress: OnProgress<'a>,
+    done: u64,
+    total: Option<u64>,
+    /// Directories to read, and after which name.
+    directories: Vec<(Ino, String, Option<Name>)>,
+    /// Files of the page that was read last.
+    found: Vec<(Arc<str>, Ino)>,
+}
+
+impl<'a> Files<'a> {
+    fn new(meta: &'a Meta, progress: OnProgress<'a>) -> Files<'a> {
+        let directories = vec![(Ino::ROOT, String::new(), None)];
+        Files { meta, progress, done: 0, total: None, directories, found: Vec::new() }
+    }
+
+    async fn next(&mut self) -> Result<Option<(Arc<str>, Ino)>> {
+        let total = match self.total {
+            Some(total) => total,
+            None => *self.total.insert(self.meta.statfs().await?.inodes_used),
+        };
+        loop {
+            if let Some(file) = self.found.pop() {
+                return Ok(Some(file));
+            }
+            let Some((dir, dir_path, after)) = self.directories.pop() else { return Ok(None) };
+            let Some(page) = unless_gone(self.meta.readdir(dir, after.as_ref(), PAGE).await)? else {
+                continue;
+            };
+            let last = page.items.last().map(|dentry| dentry.name.clone()).filter(|_| page.more);
+            if last.is_some() {
+                self.directories.push((dir, dir_path.clone(), last));
+            }
+            for Dentry { name, ino, kind } in page.items {
+                self.done += 1;
+                let path = format!("{dir_path}/{name}");
+                match kind {
+                    Kind::Directory => self.directories.push((ino, path, None)),
+                    Kind::File => self.found.push((path.into(), ino)),
+                    _ => {}
+                }
+            }
+            let total = Some(total.max(self.done));
+            (self.progress)(Progress { stage: Stage::Blocks, done: self.done, total });
+        }
+    }
 }
 
 /// The packed runs that a file names.

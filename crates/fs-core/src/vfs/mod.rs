@@ -5,8 +5,8 @@
 //! kernel's business; what the kernel leaves to a filesystem (set-id bits, inode flags, capacity) is decided here and below.
 //!
 //! Requests that need neither the store nor a gate finish in one poll. Bytes become part of a file in four steps: dirty
-//! (`write`), batch (a flush took them), placed (they have their place in a pack), committed (the pack is stored and the
-//! metadata names it). Lock order: see `inode`; tables and lists are leaves, but for a shard over an inode's state.
+//! (`write`), batch (a flush took them), placed (they have their place in a pack), committed (the pack is stored or staged
+//! and the metadata names it). Lock order: see `inode`; tables and lists are leaves, but for a shard over an inode's state.
 
 mod attr;
 mod commit;
@@ -25,6 +25,7 @@ mod read;
 mod readahead;
 mod request;
 mod space;
+pub mod staging;
 mod tasks;
 mod write;
 mod xattr;
@@ -109,6 +110,7 @@ impl Vfs {
         });
         if vfs.meta.session_id().is_some() {
             vfs.start_flusher();
+            vfs.start_settler();
             vfs.start_collector();
         }
         vfs
@@ -171,6 +173,11 @@ impl Vfs {
             }
         }
         if let Err(error) = self.data.close().await {
+            report.errors.push(error);
+        }
+        if self.meta.session_id().is_some()
+            && let Err(error) = self.settle_staged().await
+        {
             report.errors.push(error);
         }
         if let Err(error) = self.meta.close().await {

@@ -20,7 +20,7 @@ use object_store::{
 use rfs_kv::{FaultKv, Faults, Kv, MemKv};
 
 use super::*;
-use crate::data::{Budget, DataOptions, overlay};
+use crate::data::{Budget, DataOptions, OnLost, Resumed, StagingOptions, overlay};
 use crate::meta::{FormatOptions, OpenOptions, VolumeLimits};
 use crate::types::{
     Attr, CHUNK_BYTES, Caller, ChunkIndex, Clock, Ino, Kind, ManualClock, Name, SetAttr, Timestamp,
@@ -31,6 +31,7 @@ mod differential;
 mod faults;
 mod gc;
 mod names;
+mod staged;
 
 const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 
@@ -119,6 +120,7 @@ struct World {
     clock: Arc<ManualClock>,
     memory_bytes: u64,
     io_timeout: Duration,
+    staging: Option<tempfile::TempDir>,
     options: VfsOptions,
 }
 
@@ -139,6 +141,7 @@ impl World {
             clock,
             memory_bytes: 64 << 20,
             io_timeout: Duration::from_secs(30),
+            staging: None,
             options: VfsOptions {
                 flush_after: Duration::from_hours(1),
                 gc_interval: Duration::from_hours(1),
@@ -148,6 +151,12 @@ impl World {
     }
 
     async fn mount(&self) -> Arc<Vfs> {
+        let (vfs, resumed) = self.mount_with(OnLost::Refuse).await;
+        assert_eq!(resumed.lost, []);
+        vfs
+    }
+
+    async fn mount_with(&self, on_lost: OnLost) -> (Arc<Vfs>, Resumed) {
         let kv: Arc<dyn Kv> = Arc::new(self.kv.reopen());
         let kv = if self.faults == Faults::NONE { kv } else { Arc::new(FaultKv::new(kv, 1, self.faults)) };
         let clock = Arc::clone(&self.clock);
@@ -157,8 +166,24 @@ impl World {
         let mut options = DataOptions::new(session, uuid::Uuid::nil(), Arc::clone(&memory));
         options.io_timeout = Some(self.io_timeout);
         options.block_bytes = meta.opened_volume().block_bytes;
-        let data = Data::open(options, Arc::clone(&self.store) as Arc<dyn ObjectStore>).await.unwrap();
-        Vfs::mount(Arc::new(meta), Arc::new(data), memory, self.options.clone())
+        options.staging =
+            self.staging.as_ref().map(|dir| StagingOptions::new(dir.path().to_owned(), 1 << 30));
+        let data = loop {
+            match Data::open(options.clone(), Arc::clone(&self.store) as Arc<dyn ObjectStore>).await {
+                // What is left of the mount before lets go soon.
+                Err(error) if error.kind == ErrorKind::Busy => tokio::task::yield_now().await,
+                opened => break opened.unwrap(),
+            }
+        };
+        let resumed = staging::resume(&meta, &data, on_lost).await.unwrap();
+        (Vfs::mount(Arc::new(meta), Arc::new(data), memory, self.options.clone()), resumed)
+    }
+
+    /// Journals that are left.
+    fn journals(&self) -> Vec<std::path::PathBuf> {
+        let dir = self.staging.as_ref().unwrap().path().join(uuid::Uuid::nil().to_string());
+        let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+        files.filter(|path| path.file_name().unwrap() != "lock").collect()
     }
 
     fn later(&self, secs: i64) -> Timestamp {

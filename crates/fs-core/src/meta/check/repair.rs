@@ -11,7 +11,7 @@ use crate::meta::key::{Counter, Field};
 use crate::meta::ops::chunks::{LiveBytes, clear_groups};
 use crate::meta::record::{self, DentryRecord, Inode, PackRecord, Truncation};
 use crate::meta::usage::{self, Change, totals_in};
-use crate::meta::{MakeArgs, Meta, key};
+use crate::meta::{MakeArgs, Meta, PackState, key};
 use crate::types::{
     Caller, ChunkIndex, Error, ErrorKind, Ino, Kind, Name, PackId, Result, SessionId, Timestamp,
 };
@@ -260,8 +260,8 @@ async fn make_pack(txn: &dyn Txn, pack: PackId, live: i64) -> Result<bool> {
     if txn.get(&key::pack(pack)).await?.is_some() {
         return Ok(false);
     }
-    let stored_bytes = u64::try_from(live).unwrap_or(0);
-    txn.set(&key::pack(pack), &PackRecord { stored_bytes }.encode());
+    let bytes = u64::try_from(live).unwrap_or(0);
+    txn.set(&key::pack(pack), &PackRecord { bytes, state: PackState::Stored }.encode());
     let value = txn.get(&key::pack_live(pack)).await?;
     let stored = value.as_deref().map(record::decode_counter).transpose()?.unwrap_or(0);
     txn.add(&key::pack_live(pack), live - stored);

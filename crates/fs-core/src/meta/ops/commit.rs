@@ -1,4 +1,4 @@
-//! commit: slices whose bytes are stored become part of their files.
+//! commit: slices whose bytes are durable become part of their files.
 
 use std::collections::BTreeSet;
 
@@ -8,18 +8,29 @@ use crate::meta::inode::get_inode;
 use crate::meta::key::Field;
 use crate::meta::record::{self, PackRecord, Times, Truncation};
 use crate::meta::usage::{self, Change};
-use crate::meta::{FILE_BYTES_MAX, Meta, key};
+use crate::meta::{FILE_BYTES_MAX, Meta, PackState, key};
 use crate::types::{ChunkIndex, Error, ErrorKind, Ino, PackId, Result, SessionId, Slice, Stored, Timestamp};
 
 use super::chunks::{LiveBytes, append_slices};
 
-/// A pack that is complete in the store.
+/// A pack that is durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewPack {
     /// Its id.
     pub pack: PackId,
-    /// Bytes of the object.
-    pub stored_bytes: u64,
+    /// Bytes of the object; of a staged pack, those that are in its journal.
+    pub bytes: u64,
+    /// Where they are.
+    pub state: PackState,
+}
+
+impl NewPack {
+    /// Writes the pack's record, unless there is one that says more. Blindly.
+    pub(in crate::meta) fn store(&self, txn: &dyn Txn) {
+        let record = PackRecord { bytes: self.bytes, state: self.state };
+        txn.max(&key::pack(self.pack), &record.encode());
+        txn.add(&key::pack_live(self.pack), 0);
+    }
 }
 
 /// What changes in one file.
@@ -45,9 +56,9 @@ pub struct Committed {
 }
 
 impl Meta {
-    /// Makes slices part of their files, all of them or none. Bytes they name must be stored.
+    /// Makes slices part of their files, all of them or none. Bytes they name must be durable.
     ///
-    /// `new_packs` are packs that may have no record yet; any other pack that a slice names must have one (`Stale`:
+    /// `new_packs` are packs that may have no record yet, or one that says less; any other pack that a slice names must have one (`Stale`:
     /// it was deleted meanwhile; read the source of the copy again).
     ///
     /// The caller keeps one call below 1 MB. Reads each file's record, its truncations and, with `mtime`, its times, so
@@ -118,9 +129,7 @@ pub(in crate::meta) async fn commit_in(
         return Ok(Outcome::TrimFirst(to_trim));
     }
     for pack in new_packs {
-        let record = PackRecord { stored_bytes: pack.stored_bytes };
-        txn.set(&key::pack(pack.pack), &record.encode());
-        txn.add(&key::pack_live(pack.pack), 0);
+        pack.store(txn);
     }
     let mut live = LiveBytes::default();
     let mut order = 0;

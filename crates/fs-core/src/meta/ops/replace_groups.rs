@@ -7,7 +7,6 @@ use crate::types::{ChunkIndex, Error, ErrorKind, Ino, Result, Slice, SliceStamp}
 
 use super::chunks::LiveBytes;
 use super::commit::{NewPack, check_packs_of};
-use crate::meta::record::PackRecord;
 
 /// What to replace in a chunk.
 #[derive(Debug, Clone, Copy)]
@@ -61,9 +60,7 @@ pub(in crate::meta) async fn replace_groups_in(
     }
     live.gain(args.merged);
     for pack in args.new_packs {
-        let record = PackRecord { stored_bytes: pack.stored_bytes };
-        txn.set(&key::pack(pack.pack), &record.encode());
-        txn.add(&key::pack_live(pack.pack), 0);
+        pack.store(txn);
     }
     live.store(txn);
     let kept_from = keys.len() - values.len();

@@ -151,8 +151,10 @@ fn session_packs_and_slots_read_back() {
     let session =
         SessionRecord { hostname: "host".into(), pid: 42, mountpoint: "/mnt/ä".into(), started: time(5, 6) };
     assert_eq!(SessionRecord::decode(&session.encode()).unwrap(), session);
-    let pack = PackRecord { stored_bytes: 99 };
-    assert_eq!(PackRecord::decode(&pack.encode()).unwrap(), pack);
+    for state in [PackState::Staged, PackState::Stored] {
+        let pack = PackRecord { bytes: 99, state };
+        assert_eq!(PackRecord::decode(&pack.encode()).unwrap(), pack);
+    }
     let slot = SlotRecord { request: 1 << 40, attempt: 3 };
     assert_eq!(SlotRecord::decode(&slot.encode()).unwrap(), slot);
 }

@@ -41,7 +41,7 @@ fn truncate_to(ino: Ino, size: u64, allocated_delta: i64) -> TruncateArgs {
 }
 
 pub(super) fn new_pack(pack: PackId) -> NewPack {
-    NewPack { pack, stored_bytes: 5000 }
+    NewPack { pack, bytes: 5000, state: PackState::Stored }
 }
 
 const PACK: PackId = PackId(1 << 32);
@@ -167,7 +167,7 @@ async fn packs_live_while_they_are_named(kv: Arc<dyn Kv>) {
     assert!(page.more);
     assert_eq!((page.items[0].pack, page.items[0].live_bytes), (other, 0));
     let page = v.meta.packs(Some(other), 10).await.unwrap();
-    let info = PackInfo { pack: PACK, stored_bytes: 5000, live_bytes: 2000 };
+    let info = PackInfo { pack: PACK, stored_bytes: 5000, live_bytes: 2000, state: PackState::Stored };
     assert_eq!((page.items, page.more), (vec![info], false));
     assert_eq!(v.meta.drop_packs(&[PACK, other]).await.unwrap(), vec![other]);
     for file in ["a", "b"] {

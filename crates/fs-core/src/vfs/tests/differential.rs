@@ -9,7 +9,8 @@ const REGION_BYTES: u64 = 300_000;
 
 struct Run {
     world: World,
-    vfs: Arc<Vfs>,
+    /// Nothing in the middle of a remount only.
+    mounted: Option<Arc<Vfs>>,
     files: [(Ino, Fh); FILES],
     model: [Vec<u8>; FILES],
     dice: Dice,
@@ -17,8 +18,9 @@ struct Run {
 }
 
 impl Run {
-    async fn new(seed: u64, faults: Faults) -> Run {
+    async fn new(seed: u64, faults: Faults, staging: Option<tempfile::TempDir>) -> Run {
         let mut world = World::new().await;
+        world.staging = staging;
         world.faults = faults;
         if faults != Faults::NONE {
             world.store.flaky.store(5, Ordering::SeqCst);
@@ -29,7 +31,16 @@ impl Run {
         }
         let vfs = world.mount().await;
         let files = [create(&vfs, "0").await, create(&vfs, "1").await];
-        Run { world, vfs, files, model: Default::default(), dice: Dice(seed), log: Vec::new() }
+        Run { world, mounted: Some(vfs), files, model: Default::default(), dice: Dice(seed), log: Vec::new() }
+    }
+
+    fn vfs(&self) -> &Vfs {
+        self.mounted.as_deref().expect("mounted")
+    }
+
+    /// Leaves nothing that holds the staging directory.
+    fn take(&mut self) -> Arc<Vfs> {
+        self.mounted.take().expect("mounted")
     }
 
     fn place(&mut self) -> (u64, u64) {
@@ -65,16 +76,16 @@ impl Run {
                     self.model[file].resize(end, 0);
                 }
                 self.model[file][at..end].copy_from_slice(&bytes);
-                write(&self.vfs, (ino, fh), offset, bytes).await.unwrap();
+                write(self.vfs(), (ino, fh), offset, bytes).await.unwrap();
             }
             30..55 => {
                 let expected = expected(&self.model[file], at, end);
-                let got = read(&self.vfs, (ino, fh), offset, u32::try_from(len).unwrap()).await;
+                let got = read(self.vfs(), (ino, fh), offset, u32::try_from(len).unwrap()).await;
                 self.compare(&got, expected, at);
             }
             55..62 => {
                 self.model[file].resize(at, 0);
-                let attr = self.vfs.setattr(&ROOT, ino, size(offset), Some(fh)).await.unwrap();
+                let attr = self.vfs().setattr(&ROOT, ino, size(offset), Some(fh)).await.unwrap();
                 assert_eq!(attr.size, offset);
             }
             62..74 => {
@@ -93,24 +104,24 @@ impl Run {
                     let end = end.min(model.len());
                     model[at.min(end)..end].fill(0);
                 }
-                self.vfs.fallocate(ino, fh, mode, offset, len).await.unwrap();
+                self.vfs().fallocate(ino, fh, mode, offset, len).await.unwrap();
             }
             74..82 => self.copy(file, offset, len).await,
-            82..88 => fsync(&self.vfs, (ino, fh)).await.unwrap(),
+            82..88 => fsync(self.vfs(), (ino, fh)).await.unwrap(),
             88..91 => {
                 // Rewriting packs is given up when the store fails; it is only tidying.
-                let collected = self.vfs.gc().await;
+                let collected = self.vfs().gc().await;
                 assert!(collected.is_ok() || self.world.faults != Faults::NONE, "{collected:?}");
             }
-            91..93 => self.vfs.sync_all().await.unwrap(),
+            91..93 => self.vfs().sync_all().await.unwrap(),
             93..95 => self.check_holes(file).await,
             95..97 => {
-                self.vfs.sync_all().await.unwrap();
-                crash(Arc::clone(&self.vfs)).await;
+                self.vfs().sync_all().await.unwrap();
+                crash(self.take()).await;
                 self.remount().await;
             }
             97 => {
-                unmount(Arc::clone(&self.vfs)).await;
+                unmount(self.take()).await;
                 self.remount().await;
             }
             _ => self.compare_all().await,
@@ -124,7 +135,7 @@ impl Run {
         let len = len.min((source.len() as u64).saturating_sub(offset));
         let args =
             CopyArgs { from: self.files[from].0, from_offset: offset, to: self.files[to].0, to_offset, len };
-        let copied = self.vfs.copy_file_range(args).await;
+        let copied = self.vfs().copy_file_range(args).await;
         if from == to && offset.abs_diff(to_offset) < len {
             assert_eq!(copied.unwrap_err().kind, ErrorKind::Invalid);
             return;
@@ -143,8 +154,9 @@ impl Run {
     }
 
     async fn remount(&mut self) {
-        self.vfs = self.world.mount().await;
-        self.files = [open(&self.vfs, "0").await, open(&self.vfs, "1").await];
+        let vfs = self.world.mount().await;
+        self.files = [open(&vfs, "0").await, open(&vfs, "1").await];
+        self.mounted = Some(vfs);
     }
 
     fn compare(&self, got: &[u8], expected: &[u8], at: usize) {
@@ -162,9 +174,9 @@ impl Run {
 
     async fn compare_all(&self) {
         for (file, model) in self.files.iter().zip(&self.model) {
-            assert_eq!(self.vfs.getattr(file.0).await.unwrap().size, model.len() as u64, "{:?}", self.log);
+            assert_eq!(self.vfs().getattr(file.0).await.unwrap().size, model.len() as u64, "{:?}", self.log);
             for (part, at) in model.chunks(1 << 20).zip((0..).step_by(1 << 20)) {
-                let got = read(&self.vfs, *file, at as u64, 1 << 20).await;
+                let got = read(self.vfs(), *file, at as u64, 1 << 20).await;
                 self.compare(&got, part, at);
             }
         }
@@ -176,7 +188,7 @@ impl Run {
         let model = &self.model[file];
         let mut position = 0;
         while position < model.len() as u64 {
-            let data = match self.vfs.lseek(ino, fh, position, Whence::Data).await {
+            let data = match self.vfs().lseek(ino, fh, position, Whence::Data).await {
                 Ok(data) => data,
                 Err(error) => {
                     assert_eq!(error.kind, ErrorKind::NoSuchAddress);
@@ -189,7 +201,7 @@ impl Run {
                 return;
             }
             // Written zeros are data until a flush, which may come just now.
-            position = self.vfs.lseek(ino, fh, data, Whence::Hole).await.unwrap().max(data + 1);
+            position = self.vfs().lseek(ino, fh, data, Whence::Hole).await.unwrap().max(data + 1);
         }
     }
 }
@@ -199,28 +211,29 @@ fn expected(model: &[u8], at: usize, end: usize) -> &[u8] {
     &model[at.min(end)..end]
 }
 
-async fn run(seed: u64, steps: u32, faults: Faults) {
-    let mut run = Run::new(seed, faults).await;
+async fn run(seed: u64, steps: u32, faults: Faults, staging: Option<tempfile::TempDir>) {
+    let mut run = Run::new(seed, faults, staging).await;
     for _ in 0..steps {
         run.step().await;
     }
     run.compare_all().await;
-    run.vfs.sync_all().await.unwrap();
+    run.vfs().sync_all().await.unwrap();
     run.world.store.flaky.store(0, Ordering::SeqCst);
-    run.vfs.gc().await.unwrap();
+    run.vfs().gc().await.unwrap();
     run.compare_all().await;
-    check_accounts(&run.vfs, &[run.files[0].0, run.files[1].0]).await;
-    unmount(Arc::clone(&run.vfs)).await;
+    check_accounts(run.vfs(), &[run.files[0].0, run.files[1].0]).await;
+    unmount(run.take()).await;
     run.remount().await;
     run.compare_all().await;
-    unmount(run.vfs).await;
+    unmount(run.take()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn files_are_arrays_of_bytes() {
     let seeds = std::env::var("RFS_TEST_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(6);
     for seed in 0..seeds {
-        run(seed, 300, Faults::NONE).await;
+        run(seed, 300, Faults::NONE, None).await;
+        run(seed, 300, Faults::NONE, Some(tempfile::tempdir().unwrap())).await;
     }
 }
 
@@ -228,6 +241,7 @@ async fn files_are_arrays_of_bytes() {
 async fn conflicts_unknown_commits_and_a_flaky_store_do_not_show() {
     for seed in 100..103 {
         let delays = Faults { delay: 0.1, delay_max: Duration::from_millis(2), ..Faults::RETRYABLE };
-        run(seed, 200, delays).await;
+        run(seed, 200, delays, None).await;
+        run(seed, 200, delays, Some(tempfile::tempdir().unwrap())).await;
     }
 }

@@ -44,10 +44,11 @@ def arguments() -> argparse.Namespace:
     what = ap.add_argument_group("what to do instead of measuring")
     what.add_argument("--list", action="store_true", help="show targets (and what is missing for them) and workloads")
     what.add_argument("--install", action="store_true", help="install what package registries offer (apt, pip, go)")
-    what.add_argument("--report", nargs="+", type=Path, metavar="DIR", help="put results of runs together, into the first DIR")
+    what.add_argument("--report", nargs="+", type=Path, metavar="DIR", help="put results of runs together, into --out")
     what = ap.add_argument_group("what to measure")
     what.add_argument("--targets", default="rfs,juicefs", help="names, separated by commas (default: %(default)s)")
     what.add_argument("--once", default="", metavar="TARGETS", help="more targets, in the first round only")
+    what.add_argument("--once-workloads", default="", metavar="WORKLOADS", help="what --once targets run (default: all)")
     what.add_argument("--workloads", default="job12,job34,job56,mdtest", help="names, separated by commas (default: %(default)s)")
     what.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     what.add_argument("--scale", type=float, default=0.125, help="1 is the published size (default: %(default)s)")
@@ -123,15 +124,17 @@ def time_limit(seconds: int) -> Iterator[None]:
         signal.alarm(0)
 
 
-def measure(options: argparse.Namespace, server: Server, cls: type[Target], name: str) -> list[dict[str, Any]]:
-    """One workload on one new volume of one target."""
+def measure(options: argparse.Namespace, server: Server, cls: type[Target], name: str) -> dict[str, Any]:
+    """One workload on one new volume of one target: its phases, up to the one that failed, and that failure."""
     target = cls(server, options)
+    run = Run(options, server, target)
     try:
         with time_limit(options.limit):
             target.open()
-            run = Run(options, server, target)
             WORKLOADS[name](run)
-            return run.result()
+        return {"phases": run.result()}
+    except (Failed, OSError, subprocess.SubprocessError, ValueError) as e:
+        return {"phases": run.result(), "error": str(e) or type(e).__name__}
     finally:
         target.close()
 
@@ -146,16 +149,14 @@ def rounds(options: argparse.Namespace, network: Network, chosen: list[type[Targ
                 if name in STANDALONE:
                     continue
                 shift = number % len(chosen)
-                for cls in chosen[shift:] + chosen[:shift] + (once if number == 0 else []):
+                more = once if number == 0 and name in (options.once_workloads or options.workloads) else []
+                for cls in chosen[shift:] + chosen[:shift] + more:
                     said = f"{time.strftime('%T')} {network.name}, round {number + 1}, {name}, {cls.name}"
                     print(said, file=sys.stderr, flush=True)
-                    result: dict[str, Any] = {"platform": network.name, "round": number, "workload": name, "target": cls.name}
-                    try:
-                        result["phases"] = measure(options, server, cls, name)
-                    except (Failed, OSError, subprocess.SubprocessError, ValueError) as e:
-                        result["error"] = str(e) or type(e).__name__
-                        print(f"  failed: {result['error'][-1500:]}", file=sys.stderr)
-                    results.add(**result)
+                    result = measure(options, server, cls, name)
+                    if "error" in result:
+                        print(f"  failed: {result['error'][:1500]}", file=sys.stderr)
+                    results.add(platform=network.name, round=number, workload=name, target=cls.name, **result)
     finally:
         server.close()
 
@@ -169,6 +170,15 @@ def alone(options: argparse.Namespace, results: Results) -> None:
                 for target, rates in STANDALONE[name](options).items():
                     phases = [{"name": operation, "count": 1, "item": "operation", "seconds": 1 / rate} for operation, rate in rates.items()]
                     results.add(platform="here", round=number, workload=name, target=target, phases=phases)
+
+
+def together(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The results of several runs as one; no round of one pairs with a round of another."""
+    merged, first = [], 0
+    for run in runs:
+        merged += [{**result, "round": first + result["round"]} for result in run]
+        first = max((result["round"] + 1 for result in merged), default=0)
+    return merged
 
 
 def report(facts: list[dict[str, Any]], results: list[dict[str, Any]], directory: Path) -> str:
@@ -203,6 +213,8 @@ def pick(names: str, known: dict[str, Any], what: str) -> list[str]:
 def main() -> int:
     """Runs the testbed; 1 if a measurement failed."""
     options = arguments()
+    # As Ctrl-C does: what was started is ended and unmounted.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     targets = all_targets()
     if options.list:
         for name, cls in sorted(targets.items()):
@@ -216,16 +228,20 @@ def main() -> int:
         return 0
     if options.report:
         runs = [json.loads((directory / "results.json").read_text()) for directory in options.report]
-        print(report([fact for run in runs for fact in run["facts"]], [r for run in runs for r in run["results"]], options.report[0]))
+        options.out.mkdir(parents=True, exist_ok=True)
+        print(report([fact for run in runs for fact in run["facts"]], together([run["results"] for run in runs]), options.out))
         return 0
     options.workloads = pick(options.workloads, {**WORKLOADS, **STANDALONE}, "workload")
+    options.once_workloads = pick(options.once_workloads, WORKLOADS, "workload")
     chosen, once = ([targets[name] for name in pick(names, targets, "target")] for names in (options.targets, options.once))
-    for cls in chosen + once:
-        if why := cls.missing():
-            print(f"missing: {cls.name}: {why}", file=sys.stderr)
-    chosen, once = ([cls for cls in classes if not cls.missing()] for classes in (chosen, once))
+    missing = {cls.name: why for cls in chosen + once if (why := cls.missing())}
+    for name, why in missing.items():
+        print(f"missing: {name}: {why}", file=sys.stderr)
+    chosen, once = ([cls for cls in classes if cls.name not in missing] for classes in (chosen, once))
     build(options)
     results = Results(options)
+    if missing:
+        results.facts["missing"] = "; ".join(f"{name} ({why})" for name, why in missing.items())
     for network in networks(options) if set(options.workloads) - STANDALONE.keys() else []:
         rounds(options, network, chosen, once, results)
     alone(options, results)

@@ -59,7 +59,7 @@ class Run:
 
     sh = staticmethod(sh)
 
-    def rate(self, name: str, per_second: float, item: str = "operations") -> None:
+    def rate(self, name: str, per_second: float, item: str = "operation") -> None:
         """A phase that a load program timed itself; costs are those of the phase around it."""
         self.phases.append(Phase(name, 1, item, 1 / per_second))
 

@@ -23,7 +23,8 @@ def sh(*argv: object, env: dict[str, str] | None = None, timeout: float = 1800, 
     except subprocess.TimeoutExpired as e:
         raise Failed(f"{' '.join(words)}: not done after {timeout:.0f} s") from e
     if done.returncode:
-        raise Failed(f"{' '.join(words)}: exit {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        first = next((line for line in done.stderr.splitlines() if line.strip()), "")
+        raise Failed(f"{Path(words[0]).name}: exit {done.returncode}: {first}\n{' '.join(words)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     return done.stdout
 
 

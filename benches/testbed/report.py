@@ -9,6 +9,8 @@ from .measure import Phase
 from .stats import Spread, paired_ratio, spread
 
 Result = dict[str, Any]
+# No filesystems over an object store: shown beside them.
+APART = ("bare", "local")
 
 
 class Table:
@@ -16,6 +18,8 @@ class Table:
 
     def __init__(self, workload: str, platform: str, results: list[Result]) -> None:
         self.workload, self.platform = workload, platform
+        # Also one that failed: ratios to another than elsewhere would mislead.
+        self.base: str = results[0]["target"]
         self.phases: dict[str, dict[str, dict[int, Phase]]] = defaultdict(lambda: defaultdict(dict))
         self.errors: list[tuple[str, int, str]] = []
         known = {field.name for field in fields(Phase)}
@@ -41,6 +45,8 @@ class Table:
 
     def ratio(self, phase: str, base: str, target: str) -> Spread | None:
         """How many times faster `base` is than `target`."""
+        if base not in self.phases[phase]:
+            return None
         rates = {name: {number: p.rate() for number, p in self.phases[phase][name].items()} for name in (base, target)}
         return paired_ratio(rates[base], rates[target])
 
@@ -62,11 +68,12 @@ def markdown(facts: list[dict[str, Any]], results: list[Result], describe: dict[
               "target is: the median of the ratios inside each round, with the lowest and the highest. CPU is that of the",
               "filesystem's processes (+ its metadata server's), memory the peak of what is resident. Requests are those that",
               "the store was sent: PUTs and all else that uploads, GETs, others; MB went up to it and came down.", ""]
+    lines += [*_summary(tables(results)), ""]
     for table in tables(results):
         lines += [f"## {table.workload}, {table.platform}", "", describe.get(table.workload, ""), ""]
         plain = [name for name, by_target in table.phases.items()
                  if all(p.cpu is None and not p.bytes for rounds in by_target.values() for p in rounds.values())]
-        base = table.targets()[0] if table.targets() else ""
+        base = table.base
         for name in table.phases:
             if name not in plain:
                 lines += [f"**{name}**", "", *_phase_table(table, name, base), ""]
@@ -75,6 +82,33 @@ def markdown(facts: list[dict[str, Any]], results: list[Result], describe: dict[
         for target, number, error in table.errors:
             lines += [f"{target}, round {number + 1}: {error.strip().splitlines()[0][:240]}", ""]
     return "\n".join(lines)
+
+
+def _summary(found: list[Table]) -> list[str]:
+    """A line a phase: the first target, and how many times faster it is than the second, the best of the others, the disk."""
+    lines: list[str] = []
+    for table in found:
+        second = next((name for name in table.targets() if name not in (table.base, *APART)), None)
+        for name, by_target in table.phases.items():
+            if table.base not in by_target:
+                continue
+            some = next(iter(by_target[table.base].values()))
+            unit = "MiB/s" if some.bytes and not some.item else f"{some.item}s/s"
+            variants = {other for other in by_target if other.startswith(f"{table.base}-")}
+            ratios = {other: ratio for other in by_target if other not in (table.base, second, *APART, *variants)
+                      if (ratio := table.ratio(name, table.base, other))}
+            best = min(ratios, key=lambda other: ratios[other].median, default=None)
+            cells = [f"{table.workload} {name}, {table.platform}",
+                     f"{_spread(table.spread(name, table.base, Phase.rate))} {unit}",
+                     _ratio(table.ratio(name, table.base, second)) if second in by_target else "",
+                     f"{_ratio(ratios[best])} {best}" if best else ""]
+            cells += [_ratio(table.ratio(name, table.base, apart)) if apart in by_target else "" for apart in APART]
+            lines.append("| " + " | ".join(cells) + " |")
+    if not lines:
+        return []
+    base, second = found[0].base, next((name for name in found[0].targets() if name not in (found[0].base, *APART)), "")
+    heads = ["", base, f"× {second}", "× the best of the others", *(f"× {apart}" for apart in APART)]
+    return ["## Summary", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", *lines]
 
 
 def _phase_table(table: Table, name: str, base: str) -> list[str]:

@@ -109,7 +109,8 @@ class Server:
         self.log.touch()
         port = free_port()
         self.group.start(path, "--access", self.access, "--secret", self.secret, "--port", f"127.0.0.1:{port}", "--quiet",
-                         "--keep-alive", "--access-log", self.log, "posix", self.root, log=self.dir / "server.log")
+                         "--keep-alive", "--virtual-domain", "localhost", "--access-log", self.log, "posix", self.root,
+                         log=self.dir / "server.log")
         wait_for(lambda: answers(port), 20, "answer from versitygw")
         return port
 

@@ -4,6 +4,7 @@ import unittest
 from dataclasses import asdict
 
 from testbed import access_log
+from testbed.main import together
 from testbed.measure import Phase
 from testbed.report import Table, markdown
 from testbed.stats import Spread, paired_ratio, spread
@@ -60,6 +61,12 @@ class Report(unittest.TestCase):
         text = markdown([], self.RESULTS, {"job56": "Small files."})
         self.assertIn("| rfs | 62.5 (25–100) | 62.5 (25–100) |  | 100 + 20 | 50 | 100 | 0 | 1 | 105 | 0.001 |", text)
         self.assertIn("| peer | 18.8 (12.5–25) | 18.8 (12.5–25) | 3 × (2–4) |", text)
+
+    def test_rounds_of_different_runs_do_not_pair(self) -> None:
+        merged = together([[result("rfs", 0, 1), result("peer", 0, 4)], [result("rfs", 0, 2), result("other", 0, 2)]])
+        table = Table("job56", "near", merged)
+        self.assertEqual(table.ratio("write", "rfs", "peer"), Spread(4, 4, 4, 1))
+        self.assertEqual(table.ratio("write", "rfs", "other"), Spread(1, 1, 1, 1))
 
     def test_a_failure_is_told_and_not_left_out(self) -> None:
         self.assertIn("other, round 1: no rename", markdown([], self.RESULTS, {}))

@@ -47,11 +47,13 @@ class Target:
     kind = "filesystem"
     # Said beside the figures where the comparison is not quite equal.
     note = ""
+    _number = 0
 
     def __init__(self, server: Server, options: Any) -> None:
         self.server, self.options = server, options
         self.dir = Path(tempfile.mkdtemp(prefix=f"rfs-bench-{self.name}-", dir=options.work))
-        self.bucket = self.dir.name.replace("_", "-").lower()
+        Target._number += 1
+        self.bucket = f"bench-{os.getpid()}-{Target._number}"
         self.mount_point = self.dir / "mnt"
         self.mount_point.mkdir()
         self.log = self.dir / "log"

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ..process import is_mounted, program, sh, wait_for
+from ..process import Failed, is_mounted, program, sh, wait_for
 from ..server import REGION
 from . import Target, needs
 
@@ -39,11 +39,15 @@ class S3backer(Target):
         self._detach()
 
     def _attach(self) -> None:
+        # It names the bucket in the host name, which below `localhost` is this machine.
+        endpoint = self.server.endpoint.replace("127.0.0.1", "localhost")
         process = self.group.start(
-            "s3backer", "-f", f"--baseURL={self.server.endpoint}/", f"--accessId={self.server.access}",
+            "s3backer", "-f", f"--baseURL={endpoint}/", f"--accessId={self.server.access}",
             f"--accessKey={self.server.secret}", f"--region={REGION}", "--blockSize=128k", f"--size={SIZE}", "--listBlocks",
             "--quiet", "--force", self.bucket, self._device_dir, log=self.log)
-        wait_for(lambda: is_mounted(self._device_dir) or process.poll() is not None, 60, f"mount by s3backer {self.log_end()}")
+        wait_for(lambda: is_mounted(self._device_dir) or process.poll() is not None, 60, "mount by s3backer")
+        if process.returncode is not None:
+            raise Failed(f"s3backer ended: {self.log_end()}")
 
     def _detach(self) -> None:
         self.umount(self._device_dir)

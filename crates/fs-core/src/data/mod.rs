@@ -169,6 +169,8 @@ pub enum Lane {
     Small,
     /// Packs of one large file, whose parts are uploaded while it is written.
     Stream(Ino),
+    /// Packs of what is moved out of other packs.
+    Compaction,
 }
 
 /// Plain bytes to store as one run.

@@ -399,7 +399,7 @@ impl Uploader {
         let patience = match (pack.lane(), self.staging_options()) {
             // Nobody waits for it: who needs it soon has it staged.
             (Lane::Small, Some(seal_after)) => Patience { idle: seal_after, age: Some(seal_after) },
-            (Lane::Small | Lane::Stream(_), _) => Patience { idle, age: None },
+            (Lane::Small | Lane::Stream(_) | Lane::Compaction, _) => Patience { idle, age: None },
         };
         pack.wait_ready(bytes, patience, || self.seal_pack(pack)).await
     }

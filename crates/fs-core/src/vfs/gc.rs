@@ -1,5 +1,5 @@
 //! What nobody needs any more: orphans that nobody knows, packs without live bytes, packs that no metadata ever named,
-//! and space in packs that are mostly dead.
+//! space in packs that are mostly dead, and small packs where fewer large ones do.
 //!
 //! Nothing is decided by the clock. An orphan is reaped when the kernel has forgotten it and no handle is left. A pack's
 //! object is deleted after its record was removed in a transaction that read its live bytes as 0, and never while a
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures::TryStreamExt as _;
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -19,7 +19,8 @@ use super::Vfs;
 use super::handle::{InodeRef, Reach};
 use super::inode::Chunk;
 use super::request::GcReport;
-use crate::meta::PackInfo;
+use crate::data::Lane;
+use crate::meta::{PackInfo, PackState};
 use crate::types::{ChunkIndex, ErrorKind, Ino, PackId, Result};
 
 /// Orphans that are reaped together.
@@ -34,6 +35,17 @@ const ROOM_WAIT: Duration = Duration::from_millis(25);
 const LIVE_PART: u64 = 4;
 /// Mostly dead packs that one round rewrites; more wait for the next.
 const REWRITES_MAX: usize = 4;
+/// Packs below these sizes are small. Those of one class are merged when there are so many, so that a byte is moved once a
+/// class at most, give or take.
+const SMALL_PACK_BYTES: [u64; 3] = [64 << 10, 1 << 20, 8 << 20];
+const MERGE_PACKS_MIN: usize = 16;
+/// Small packs that one round merges, and live bytes in them; more wait for the next.
+const MERGE_PACKS_MAX: usize = 256;
+const MERGE_BYTES_MAX: u64 = 64 << 20;
+/// Footers that are fetched at a time.
+const FOOTERS_MAX: usize = 8;
+/// Chunks that are taken from the queue and compacted together.
+const COMPACTIONS_PAGE: usize = 64;
 /// Chunks that wait to be compacted; more are found again when they are read.
 const COMPACTIONS_MAX: usize = 4096;
 
@@ -46,8 +58,17 @@ pub(super) struct Collector {
     wake: Notify,
     /// Told when an orphan can be reaped.
     forgotten: Notify,
-    /// Held by a round of collection, so that there is one at a time: the last pack that one has rewritten.
-    round: tokio::sync::Mutex<Option<PackId>>,
+    /// Held by a round of collection, so that there is one at a time.
+    round: tokio::sync::Mutex<Round>,
+}
+
+/// What rounds of collection remember.
+#[derive(Debug, Default)]
+struct Round {
+    /// The last mostly dead pack that was rewritten.
+    rewritten_last: Option<PackId>,
+    /// Small packs that were merged and are still there: their footers do not tell where their bytes are named.
+    merged: HashSet<PackId>,
 }
 
 /// Packs of this session that were stored for nothing.
@@ -96,11 +117,14 @@ impl Collector {
         }
     }
 
-    fn next_chunk(&self) -> Option<(Ino, ChunkIndex)> {
+    fn next_chunks(&self) -> Vec<(Ino, ChunkIndex)> {
         let mut chunks = self.chunks.lock();
-        let next = chunks.queue.pop_front()?;
-        chunks.queued.remove(&next);
-        Some(next)
+        let count = chunks.queue.len().min(COMPACTIONS_PAGE);
+        let next: Vec<_> = chunks.queue.drain(..count).collect();
+        for chunk in &next {
+            chunks.queued.remove(chunk);
+        }
+        next
     }
 }
 
@@ -276,9 +300,9 @@ impl Vfs {
         Ok(())
     }
 
-    /// Deletes dead packs and rewrites mostly dead ones.
+    /// Deletes dead packs, rewrites mostly dead ones and merges small ones.
     async fn collect(&self, thoroughness: Thoroughness) -> Result<GcReport> {
-        let mut rewritten_last = self.collector.round.lock().await;
+        let mut round = self.collector.round.lock().await;
         let mut report = GcReport::default();
         let unnamed = match thoroughness {
             Thoroughness::Routine => Vec::new(),
@@ -286,12 +310,12 @@ impl Vfs {
             Thoroughness::Everything => self.packs_of_ended_sessions().await?,
         };
         let mut named = HashSet::new();
-        let mut mostly_dead = Vec::new();
+        let mut rewrites = Rewrites::default();
         let mut after = None;
         loop {
             let page = self.meta.packs(after, PACKS_PAGE).await?;
             self.drop_dead(&page.items, &mut report).await?;
-            mostly_dead.extend(page.items.iter().filter(|pack| is_mostly_dead(pack)).map(|pack| pack.pack));
+            rewrites.extend(&page.items);
             if thoroughness == Thoroughness::Everything {
                 named.extend(page.items.iter().map(|pack| pack.pack));
             }
@@ -303,12 +327,9 @@ impl Vfs {
         let garbage: Vec<PackId> = unnamed.into_iter().filter(|pack| !named.contains(pack)).collect();
         self.delete_packs(&garbage).await?;
         report.packs_unnamed = garbage.len() as u64;
-        for pack in in_turn(mostly_dead, *rewritten_last) {
-            *rewritten_last = Some(pack);
-            if !self.is_in_use(pack) {
-                report.chunks_rewritten += self.rewrite_pack(pack).await?;
-            }
-        }
+        let in_use: HashSet<PackId> = self.data.uncommitted().into_iter().collect();
+        rewrites.retain(|pack| !in_use.contains(&pack) && !self.flusher.is_pinned(pack));
+        report.chunks_rewritten = self.rewrite_packs(&rewrites.choose(&mut round)).await?;
         Ok(report)
     }
 
@@ -331,10 +352,6 @@ impl Vfs {
         Ok(())
     }
 
-    fn is_in_use(&self, pack: PackId) -> bool {
-        self.flusher.is_pinned(pack) || self.data.uncommitted().contains(&pack)
-    }
-
     async fn packs_of_ended_sessions(&self) -> Result<Vec<PackId>> {
         let live: HashSet<_> = self.meta.sessions().await?.into_iter().map(|session| session.id).collect();
         let own = self.meta.session_id();
@@ -349,28 +366,22 @@ impl Vfs {
             .await
     }
 
-    /// Moves what is alive in a pack elsewhere, as far as its footer tells where that is; returns chunks rewritten.
-    async fn rewrite_pack(&self, pack: PackId) -> Result<u64> {
-        let entries = match self.data.pack_footer(pack).await {
-            Ok(entries) => entries,
-            Err(error) if error.kind == ErrorKind::Stale => return Ok(0),
-            Err(error) => return Err(error),
-        };
-        let mut chunks: Vec<(Ino, ChunkIndex)> =
-            entries.iter().map(|entry| (entry.ino, entry.chunk)).collect();
-        chunks.sort_unstable();
-        chunks.dedup();
-        let mut rewritten = 0;
-        for (ino, chunk) in chunks {
-            match self.compact_chunk(ino, chunk, Some(pack)).await {
-                Ok(true) => rewritten += 1,
-                Ok(false) => {}
-                // The file is gone, or was changed meanwhile: its bytes will be found again if they stay.
+    /// Moves what is alive in packs elsewhere, as far as their footers tell where that is; returns chunks rewritten.
+    async fn rewrite_packs(&self, packs: &HashSet<PackId>) -> Result<u64> {
+        let mut chunks: Vec<(Ino, ChunkIndex)> = Vec::new();
+        let ids: Vec<PackId> = packs.iter().copied().collect();
+        let mut footers =
+            stream::iter(ids).map(|pack| self.data.pack_footer(pack)).buffer_unordered(FOOTERS_MAX);
+        while let Some(footer) = footers.next().await {
+            match footer {
+                Ok(entries) => chunks.extend(entries.iter().map(|entry| (entry.ino, entry.chunk))),
                 Err(error) if error.kind == ErrorKind::Stale => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(rewritten)
+        chunks.sort_unstable();
+        chunks.dedup();
+        self.compact_chunks(&chunks, packs, Lane::Compaction).await
     }
 
     /// Has a chunk compacted if it is made of too many slices.
@@ -381,14 +392,16 @@ impl Vfs {
     }
 
     async fn compact_queued(&self) {
-        while let Some((ino, chunk)) = self.collector.next_chunk() {
-            match self.compact_chunk(ino, chunk, None).await {
-                Ok(_) => {}
-                Err(error) if error.kind == ErrorKind::Stale => {}
-                Err(error) => {
-                    tracing::warn!(ino = ino.0, chunk = chunk.0, %error, "could not compact a chunk");
-                    return;
-                }
+        // A file that is fsynced all the time is compacted often: a pack each time would be many.
+        let lane = if self.data.stages() { Lane::Small } else { Lane::Compaction };
+        loop {
+            let chunks = self.collector.next_chunks();
+            if chunks.is_empty() {
+                return;
+            }
+            if let Err(error) = self.compact_chunks(&chunks, &HashSet::new(), lane).await {
+                tracing::warn!(chunks = chunks.len(), %error, "could not compact chunks");
+                return;
             }
             self.reap_closed().await;
         }
@@ -408,6 +421,55 @@ fn is_mostly_dead(pack: &PackInfo) -> bool {
     u64::try_from(pack.live_bytes).is_ok_and(|live| live > 0 && live < pack.stored_bytes / LIVE_PART)
 }
 
+/// Packs whose live bytes had better be elsewhere, ascending.
+#[derive(Debug, Default)]
+struct Rewrites {
+    mostly_dead: Vec<PackInfo>,
+    /// By class of [`SMALL_PACK_BYTES`].
+    small: [Vec<PackInfo>; SMALL_PACK_BYTES.len()],
+}
+
+impl Rewrites {
+    fn extend(&mut self, packs: &[PackInfo]) {
+        for pack in packs.iter().filter(|pack| pack.state == PackState::Stored && pack.live_bytes > 0) {
+            if is_mostly_dead(pack) {
+                self.mostly_dead.push(*pack);
+            } else if let Some(class) = SMALL_PACK_BYTES.iter().position(|max| pack.stored_bytes < *max) {
+                self.small[class].push(*pack);
+            }
+        }
+    }
+
+    fn retain(&mut self, keep: impl Fn(PackId) -> bool) {
+        self.mostly_dead.retain(|pack| keep(pack.pack));
+        for class in &mut self.small {
+            class.retain(|pack| keep(pack.pack));
+        }
+    }
+
+    /// The packs of one round.
+    fn choose(mut self, round: &mut Round) -> HashSet<PackId> {
+        let mostly_dead = self.mostly_dead.iter().map(|pack| pack.pack).collect();
+        let mut chosen = in_turn(mostly_dead, round.rewritten_last);
+        round.rewritten_last = chosen.last().copied().or(round.rewritten_last);
+        let small: HashSet<PackId> = self.small.iter().flatten().map(|pack| pack.pack).collect();
+        round.merged.retain(|pack| small.contains(pack));
+        self.retain(|pack| !round.merged.contains(&pack));
+        let (mut packs, mut bytes) = (0, 0);
+        for class in self.small.iter().filter(|class| class.len() >= MERGE_PACKS_MIN) {
+            for pack in class {
+                packs += 1;
+                bytes += u64::try_from(pack.live_bytes).unwrap_or(0);
+                if packs <= MERGE_PACKS_MAX && bytes <= MERGE_BYTES_MAX {
+                    chosen.push(pack.pack);
+                    round.merged.insert(pack.pack);
+                }
+            }
+        }
+        chosen.into_iter().collect()
+    }
+}
+
 /// Which of `packs` (ascending) a round rewrites: the next few after `last`, and then from the beginning. Some cannot be
 /// rewritten, because their footers do not tell which files were cloned from them, and must not keep others waiting.
 fn in_turn(mut packs: Vec<PackId>, last: Option<PackId>) -> Vec<PackId> {
@@ -420,6 +482,37 @@ fn in_turn(mut packs: Vec<PackId>, last: Option<PackId>) -> Vec<PackId> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_packs_of_a_size_are_merged_once_there_are_many() {
+        let pack = |id: u64, stored_bytes: u64| PackInfo {
+            pack: PackId(id),
+            stored_bytes,
+            live_bytes: i64::try_from(stored_bytes).unwrap(),
+            state: PackState::Stored,
+        };
+        let choose = |packs: &[PackInfo], round: &mut Round| {
+            let mut rewrites = Rewrites::default();
+            rewrites.extend(packs);
+            let mut chosen: Vec<u64> = rewrites.choose(round).into_iter().map(|pack| pack.0).collect();
+            chosen.sort_unstable();
+            chosen
+        };
+        let mut round = Round::default();
+        let mut packs: Vec<PackInfo> = (0..15).map(|id| pack(id, 10_000)).collect();
+        packs.extend((100..115).map(|id| pack(id, 500_000)));
+        assert_eq!(choose(&packs, &mut round), []);
+        packs.push(pack(15, 60_000));
+        packs.push(PackInfo { state: PackState::Staged, ..pack(99, 500_000) });
+        packs.push(pack(200, 64 << 20));
+        assert_eq!(choose(&packs, &mut round), (0..16).collect::<Vec<_>>());
+        assert_eq!(choose(&packs, &mut round), [], "what could not be moved is not tried for ever");
+        packs.retain(|pack| pack.pack.0 >= 16);
+        packs.push(pack(116, 900_000));
+        assert_eq!(choose(&packs, &mut round), (100..115).chain([116]).collect::<Vec<_>>());
+        let many: Vec<PackInfo> = (1000..2000).map(|id| pack(id, 7 << 20)).collect();
+        assert_eq!(choose(&many, &mut Round::default()).len(), 9, "64 MiB a round");
+    }
 
     #[test]
     fn every_mostly_dead_pack_has_its_turn() {

@@ -1,6 +1,9 @@
 //! Stores that fail and heal, crashes, capacity, garbage.
 
+use std::collections::HashSet;
+
 use super::*;
+use crate::data::Lane;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outage_is_told_and_loses_nothing() {
@@ -199,7 +202,7 @@ async fn garbage_is_collected_and_nothing_else() {
     let last = read(&vfs, partly, 4_800_000, 200_000).await;
     vfs.fallocate(partly.0, partly.1, FallocateMode::PunchHole, 0, 4_800_000).await.unwrap();
     fsync(&vfs, partly).await.unwrap();
-    vfs.compact_chunk(partly.0, ChunkIndex(0), None).await.unwrap();
+    vfs.compact_chunks(&[(partly.0, ChunkIndex(0))], &HashSet::new(), Lane::Compaction).await.unwrap();
     vfs.gc().await.unwrap();
     vfs.gc().await.unwrap();
     assert_eq!(read(&vfs, partly, 4_800_000, 200_000).await, last);
@@ -219,6 +222,60 @@ async fn garbage_is_collected_and_nothing_else() {
         .into_iter()
         .sum();
     assert!(stored < 1_600_000, "{stored} bytes are left in the store");
+    unmount(vfs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn small_packs_are_merged_and_their_files_do_not_notice() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let mut files = Vec::new();
+    for i in 0..60u64 {
+        let file = create(&vfs, &format!("f{i}")).await;
+        write(&vfs, file, 0, Dice(i).bytes(6000)).await.unwrap();
+        fsync(&vfs, file).await.unwrap();
+        files.push(file);
+    }
+    // One file made of many packs, too.
+    let log = create(&vfs, "log").await;
+    for i in 0..20u64 {
+        write(&vfs, log, i * 5000, Dice(100 + i).bytes(5000)).await.unwrap();
+        fsync(&vfs, log).await.unwrap();
+    }
+    assert_eq!(world.store.objects().await, 80);
+    let report = vfs.gc().await.unwrap();
+    assert!(report.chunks_rewritten >= 60, "{report:?}");
+    vfs.gc().await.unwrap();
+    let objects = world.store.objects().await;
+    assert!(objects <= 3, "{objects} objects are left");
+    assert_eq!(vfs.gc().await.unwrap().chunks_rewritten, 0, "what was merged stays where it is");
+    unmount(vfs).await;
+    let vfs = world.mount().await;
+    for i in 0..60u64 {
+        let file = open(&vfs, &format!("f{i}")).await;
+        assert_eq!(read(&vfs, file, 0, 10_000).await, Dice(i).bytes(6000));
+    }
+    let log = open(&vfs, "log").await;
+    for i in 0..20u64 {
+        assert_eq!(read(&vfs, log, i * 5000, 5000).await, Dice(100 + i).bytes(5000));
+    }
+    let mut inos: Vec<Ino> = files.iter().map(|file| file.0).collect();
+    inos.push(log.0);
+    check_accounts(&vfs, &inos).await;
+    unmount(vfs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_few_small_packs_are_left_alone() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    for i in 0..10u64 {
+        let file = create(&vfs, &format!("f{i}")).await;
+        write(&vfs, file, 0, Dice(i).bytes(6000)).await.unwrap();
+        fsync(&vfs, file).await.unwrap();
+    }
+    assert_eq!(vfs.gc().await.unwrap().chunks_rewritten, 0);
+    assert_eq!(world.store.objects().await, 10);
     unmount(vfs).await;
 }
 

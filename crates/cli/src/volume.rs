@@ -88,13 +88,20 @@ impl OpenSettings {
     }
 
     fn staging_options(&self, url: &MetaUrl) -> Option<StagingOptions> {
-        let (dir, bytes_max) = match &self.staging {
-            Some(Staging::Dir(dir)) => (Some(dir.clone()), self.staging_max.0),
-            Some(Staging::Off) => (url.staging_dir(), 0),
-            None => (url.staging_dir(), self.staging_max.0),
-        };
-        let bytes_max = if self.read_only { 0 } else { bytes_max };
-        dir.map(|dir| StagingOptions::new(dir, bytes_max))
+        let wanted = if self.read_only { 0 } else { self.staging_max.0 };
+        if let Some(Staging::Dir(dir)) = &self.staging {
+            return Some(StagingOptions::new(dir.clone(), wanted));
+        }
+        let dir = url.staging_dir()?;
+        let wanted = if self.staging == Some(Staging::Off) { 0 } else { wanted };
+        // Nobody asked for this directory: a volume is usable where only its file can be written.
+        if wanted > 0
+            && let Err(error) = std::fs::create_dir_all(&dir)
+        {
+            tracing::warn!(dir = %dir.display(), %error, "fsync waits for the store: the staging directory cannot be made");
+            return None;
+        }
+        Some(StagingOptions::new(dir, wanted))
     }
 }
 

@@ -8,6 +8,7 @@
 //! the staging journal; bytes appended are readable from here until they are stored; bytes whose checksum does not fit are never returned; a pack's name is never reused.
 //! Lock order: lanes, or the staging lock, before one pack before the budget; caches are leaves.
 
+mod ahead;
 mod around;
 mod block;
 mod budget;
@@ -95,8 +96,12 @@ pub struct DataOptions {
     pub fetch_bytes_max: u32,
     /// Bytes that all GETs in flight bring together; more wait.
     pub fetch_memory_bytes: u64,
-    /// How far a GET reads on in a pack whose small files are read one after another, in bytes; 0 turns it off.
+    /// How much a GET brings at most, in bytes, of a pack whose small files are read one after another; 0 turns it off.
     pub fetch_around_bytes: u32,
+    /// Limit of what such GETs brought, in bytes, several times the above.
+    pub around_memory_bytes: u64,
+    /// Limit of plain blocks that were fetched ahead of readers, in bytes; 0 turns that off.
+    pub readahead_memory_bytes: u64,
 }
 
 impl DataOptions {
@@ -121,7 +126,9 @@ impl DataOptions {
             fetch_gap_bytes: 64 << 10,
             fetch_bytes_max: 4 << 20,
             fetch_memory_bytes: 64 << 20,
-            fetch_around_bytes: 1 << 20,
+            fetch_around_bytes: 4 << 20,
+            around_memory_bytes: 16 << 20,
+            readahead_memory_bytes: 32 << 20,
         }
     }
 }
@@ -355,6 +362,8 @@ pub enum ReadHint {
     Normal,
     /// Leave the caches to others, as for compaction and backup.
     Once,
+    /// Somebody is about to read it in order: keep it until then.
+    Ahead,
 }
 
 /// Bytes in order, as they lie in the cached blocks.
@@ -385,15 +394,6 @@ impl Pieces {
             _ => self.0.concat().into(),
         }
     }
-
-    /// Copies everything to the beginning of `to`, which is long enough.
-    pub fn copy_to(&self, to: &mut [u8]) {
-        let mut at = 0;
-        for piece in &self.0 {
-            to[at..at + piece.len()].copy_from_slice(piece);
-            at += piece.len();
-        }
-    }
 }
 
 /// Counts since the data layer was opened, and sizes now.
@@ -419,7 +419,7 @@ pub struct DataStats {
     pub disk_hits: u64,
     /// Blocks found in neither.
     pub misses: u64,
-    /// Bytes in the memory cache now.
+    /// Bytes in the memory cache, and of what was fetched ahead, now.
     pub memory_cache_bytes: u64,
     /// Bytes in the disk cache's files now.
     pub disk_cache_bytes: u64,
@@ -481,7 +481,7 @@ pub struct Data {
     uploader: Arc<Uploader>,
     reader: Arc<Reader>,
     staging: Option<Arc<Staging>>,
-    tasks: Tasks,
+    tasks: Arc<Tasks>,
 }
 
 impl Data {
@@ -518,13 +518,14 @@ impl Data {
         };
         let objects = Objects::new(store, options.io_timeout);
         let counters = Arc::new(Counters::default());
+        let tasks: Arc<Tasks> = Arc::default();
         let packs = Arc::new(Packs::default());
         let (shared, own, counts) =
             (|| Arc::clone(&options), || Arc::clone(&packs), || Arc::clone(&counters));
         let uploader = Arc::new(Uploader::new(shared(), objects.clone(), counts(), own(), staging.clone()));
-        let reader = Reader::new(shared(), objects.clone(), counts(), own(), disk, staging.clone());
+        let (journals, ours) = (staging.clone(), Arc::clone(&tasks));
+        let reader = Reader::new(shared(), objects.clone(), counts(), own(), disk, journals, ours);
         let reader = Arc::new(reader);
-        let tasks = Tasks::default();
         if let Some(staging) = staging.as_ref().filter(|staging| staging.is_on()) {
             tasks.spawn(relieve(Arc::clone(&options), own(), Arc::clone(&uploader), Arc::clone(staging)));
         }
@@ -766,10 +767,10 @@ impl Data {
         self.reader.read_many(ranges, hint).await
     }
 
-    /// Starts to bring ranges into the memory cache. Does less when too many such fetches are under way; errors show
-    /// when the bytes are read.
-    pub fn prefetch(&self, ranges: &[ReadRange]) {
-        self.reader.prefetch(&self.tasks, ranges);
+    /// Starts to bring ranges into memory ahead of a reader; false when there is no room for (all of) them now. Errors
+    /// show when the bytes are read.
+    pub fn prefetch(&self, ranges: &[ReadRange]) -> bool {
+        self.reader.prefetch(ranges)
     }
 
     /// Fetches every block of the run from the store, past the caches, and checks it. A pack that is not stored yet is
@@ -825,7 +826,7 @@ impl Data {
             memory_hits: get(&counters.memory_hits),
             disk_hits: get(&counters.disk_hits),
             misses: get(&counters.misses),
-            memory_cache_bytes: self.reader.memory.bytes(),
+            memory_cache_bytes: self.reader.memory_bytes(),
             disk_cache_bytes: self.reader.disk.as_ref().map_or(0, |disk| disk.bytes()),
             packs_unstored: packs.iter().filter(|pack| !pack.is_stored()).count() as u64,
             packs_staged: journals.len() as u64,

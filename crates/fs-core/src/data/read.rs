@@ -1,7 +1,8 @@
 //! From ranges of runs to verified plain bytes.
 //!
-//! Looked for in this order: the memory cache, packs that are still in memory, fetches that others have begun, journals of
-//! staged packs, the disk cache, what came along with neighbours, the store. Blocks of one pack that lie close together are one fetch; a block is fetched once at a time,
+//! Looked for in this order: the memory cache, what was fetched ahead, packs that are still in memory, fetches that others
+//! have begun, journals of staged packs, the disk cache, what came along with neighbours, the store. Blocks of one pack
+//! that lie close together are one fetch; a block is fetched once at a time,
 //! however many ask. A fetch is a future that all who wait for it share and drive; when nobody waits any more, it ends.
 //! Bytes in flight are bounded by a budget of their own; fetches beyond it wait their turn.
 //! Lock order: flights is a leaf.
@@ -18,6 +19,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+use super::ahead::Ahead;
 use super::around::{Around, Claim};
 use super::block;
 use super::cache::{BlockKey, MemoryCache};
@@ -36,8 +38,8 @@ const PREFETCHES_MAX: usize = 16;
 const PREFETCH_BLOCKS: usize = 32;
 /// Fetches that verifying has under way.
 const VERIFIES_MAX: usize = 4;
-/// Larger fetches do not make others larger: who reads a large file knows its blocks.
-const AROUND_SPAN_MAX: u64 = 256 << 10;
+/// Longer runs are parts of large files, whose readers know what comes next.
+const SMALL_RUN_MAX: u32 = 256 << 10;
 /// Decoding so many bytes is about a millisecond: others get their turn.
 const YIELD_BYTES: u64 = 2 << 20;
 
@@ -47,6 +49,8 @@ struct Wanted {
     key: BlockKey,
     block: Block,
     plain_len: u32,
+    /// Whether it is all or much of what its file has there, so that the neighbours are other files' blocks.
+    small: bool,
 }
 
 impl Wanted {
@@ -70,6 +74,7 @@ pub(super) struct Reader {
     packs: Arc<Packs>,
     staging: Option<Arc<Staging>>,
     pub(super) memory: MemoryCache,
+    ahead: Arc<Ahead>,
     pub(super) disk: Option<Arc<DiskCache>>,
     flights: Flights,
     around: Around,
@@ -77,6 +82,7 @@ pub(super) struct Reader {
     /// GETs that may be in flight.
     requests: Semaphore,
     prefetches: AtomicUsize,
+    tasks: Arc<Tasks>,
 }
 
 /// Fetches under way, by block. Weak: a fetch lives as long as somebody waits for it.
@@ -97,6 +103,7 @@ impl Reader {
         packs: Arc<Packs>,
         disk: Option<DiskCache>,
         staging: Option<Arc<Staging>>,
+        tasks: Arc<Tasks>,
     ) -> Reader {
         Reader {
             objects,
@@ -105,11 +112,13 @@ impl Reader {
             staging,
             memory: MemoryCache::new(options.cache_memory_bytes, options.block_bytes),
             disk: disk.map(Arc::new),
+            ahead: Arc::new(Ahead::new(options.readahead_memory_bytes)),
             flights: Flights::default(),
-            around: Around::new(options.fetch_around_bytes),
+            around: Around::new(options.fetch_around_bytes, options.around_memory_bytes),
             fetch_memory: Budget::new(options.fetch_memory_bytes),
             requests: Semaphore::new(options.fetches_max.max(1)),
             prefetches: AtomicUsize::new(0),
+            tasks,
             options,
         }
     }
@@ -123,11 +132,13 @@ impl Reader {
         let mut here: HashMap<BlockKey, Bytes> = HashMap::new();
         let mut missing: BTreeMap<BlockKey, Wanted> = BTreeMap::new();
         for range in ranges {
-            for_blocks(&range.run, range.bytes(), |wanted, _| {
+            for_blocks(&range.run, range.bytes(), |wanted, part| {
                 if here.contains_key(&wanted.key) || missing.contains_key(&wanted.key) {
                     return;
                 }
-                if let Some(plain) = self.memory.get(wanted.key, wanted.plain_len) {
+                let plain = self.memory.get(wanted.key, wanted.plain_len);
+                if let Some(plain) = plain.or_else(|| self.ahead.get(wanted.key, wanted.plain_len, part.end))
+                {
                     self.counters.add(|counters| &counters.memory_hits, 1);
                     here.insert(wanted.key, plain);
                 } else {
@@ -135,7 +146,8 @@ impl Reader {
                 }
             })?;
         }
-        if !missing.is_empty() {
+        let fetched = !missing.is_empty();
+        if fetched {
             let missing: Vec<Wanted> = missing.into_values().collect();
             self.bring(&missing, hint, &mut here).await?;
         }
@@ -144,6 +156,10 @@ impl Reader {
             let mut pieces = Vec::new();
             for_blocks(&range.run, range.bytes(), |wanted, part| {
                 let plain = &here[&wanted.key];
+                // It may have come with a fetch ahead of somebody, who is us.
+                if fetched && part.end == wanted.plain_len {
+                    self.ahead.was_read(wanted.key);
+                }
                 pieces.push(plain.slice(part.start as usize..part.end as usize));
             })?;
             read.push(Pieces(pieces));
@@ -152,32 +168,36 @@ impl Reader {
     }
 
     /// See [`super::Data::prefetch`].
-    pub(super) fn prefetch(self: &Arc<Reader>, tasks: &Tasks, ranges: &[ReadRange]) {
-        if !self.memory.is_on() {
-            return;
-        }
+    pub(super) fn prefetch(self: &Arc<Reader>, ranges: &[ReadRange]) -> bool {
         let mut missing: BTreeMap<BlockKey, Wanted> = BTreeMap::new();
         for range in ranges {
+            // A record that cannot be is told to whoever reads it.
             let _ = for_blocks(&range.run, range.bytes(), |wanted, _| {
-                if self.memory.get(wanted.key, wanted.plain_len).is_none() {
-                    missing.insert(wanted.key, wanted);
+                let (key, len) = (wanted.key, wanted.plain_len);
+                if !self.ahead.has(key, len) && self.memory.get(key, len).is_none() {
+                    missing.insert(key, wanted);
                 }
             });
         }
         let missing: Vec<Wanted> = missing.into_values().collect();
+        let bytes = missing.iter().map(|wanted| u64::from(wanted.plain_len)).sum();
+        let Some(room) = self.ahead.claim(bytes).map(Arc::new) else { return false };
         for part in missing.chunks(PREFETCH_BLOCKS) {
-            if self.prefetches.fetch_add(1, Ordering::Relaxed) >= PREFETCHES_MAX {
-                self.prefetches.fetch_sub(1, Ordering::Relaxed);
-                return;
-            }
-            let turn = PrefetchTurn(Arc::clone(self));
-            let part = part.to_vec();
-            tasks.spawn(async move {
-                if let Err(error) = turn.0.bring(&part, ReadHint::Normal, &mut HashMap::new()).await {
+            let Some(turn) = self.prefetch_turn() else { return false };
+            let (part, room) = (part.to_vec(), Arc::clone(&room));
+            self.tasks.spawn(async move {
+                if let Err(error) = turn.0.bring(&part, ReadHint::Ahead, &mut HashMap::new()).await {
                     tracing::debug!(%error, "prefetch");
                 }
+                drop(room);
             });
         }
+        true
+    }
+
+    /// Bytes of plain blocks in memory.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.memory.bytes() + self.ahead.bytes()
     }
 
     /// See [`super::Data::verify_many`].
@@ -382,7 +402,7 @@ impl Reader {
 
     /// Adds what came, or is coming, with a neighbour; returns what does not.
     async fn ask_around(
-        &self,
+        self: &Arc<Reader>,
         group: Vec<Wanted>,
         hint: ReadHint,
         fetched: &mut HashMap<u32, Result<Bytes, Failure>>,
@@ -390,7 +410,10 @@ impl Reader {
         let mut missing = Vec::new();
         let mut for_disk = Vec::new();
         for wanted in group {
-            let stored = self.around.get(wanted.key.0, wanted.stored()).await;
+            let (stored, next) = self.around.get(wanted.key.0, wanted.stored()).await;
+            if let Some(next) = next {
+                self.fetch_window(wanted.key.0, next);
+            }
             let plain = stored.as_ref().map(|stored| block::decode(stored, &wanted.block, wanted.plain_len));
             if let (Some(stored), Some(Ok(plain))) = (stored, plain) {
                 fetched.insert(wanted.key.1, Ok(self.keep(&wanted, plain, hint)));
@@ -403,11 +426,40 @@ impl Reader {
         missing
     }
 
+    /// Begins to fetch a window that will probably be wanted.
+    fn fetch_window(self: &Arc<Reader>, pack: PackId, claim: Claim) {
+        let Some(turn) = self.prefetch_turn() else { return };
+        self.tasks.spawn(async move {
+            let reader = &turn.0;
+            let failed = || reader.counters.add(|counters| &counters.fetch_failures, 1);
+            let _permit = reader.requests.acquire().await;
+            reader.counters.add(|counters| &counters.fetches, 1);
+            let range = claim.range.clone();
+            match reader.objects.get(pack, range.start..range.start + 1, range.end, failed).await {
+                Ok(body) => {
+                    reader.counters.add(|counters| &counters.fetched_bytes, body.len() as u64);
+                    claim.fill(body);
+                }
+                // Who needs the bytes fetches them, and tells.
+                Err(failure) => tracing::debug!(text = failure.text, "window"),
+            }
+        });
+    }
+
+    /// One of the turns for fetches that nobody waits for, if there is one left.
+    fn prefetch_turn(self: &Arc<Reader>) -> Option<PrefetchTurn> {
+        if self.prefetches.fetch_add(1, Ordering::Relaxed) >= PREFETCHES_MAX {
+            self.prefetches.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(PrefetchTurn(Arc::clone(self)))
+    }
+
     /// Fetches neighbouring blocks of one pack from the store. Damaged ones are fetched once more, in case the damage
     /// happened on the way.
     async fn fetch_store(&self, group: Vec<Wanted>, hint: ReadHint) -> HashMap<u32, Result<Bytes, Failure>> {
         let mut fetched = HashMap::with_capacity(group.len());
-        let small = hint == ReadHint::Normal && span_bytes(&group) <= AROUND_SPAN_MAX;
+        let small = hint == ReadHint::Normal && group.iter().all(|wanted| wanted.small);
         let around = group.first().zip(group.last()).filter(|_| small).and_then(|(first, last)| {
             self.around.extend(first.key.0, &(first.stored().start..last.stored().end))
         });
@@ -429,13 +481,14 @@ impl Reader {
     ) -> Vec<Wanted> {
         let (Some(first), Some(last)) = (group.first(), group.last()) else { return Vec::new() };
         let pack = first.key.0;
-        let needed = first.stored().start..last.stored().end;
-        let end = around.as_ref().map_or(needed.end, |claim| claim.end);
+        let blocks = first.stored().start..last.stored().end;
+        let window = around.as_ref().map_or(blocks.clone(), |claim| claim.range.clone());
+        let needed = window.start..blocks.end;
         let failed = || self.counters.add(|counters| &counters.fetch_failures, 1);
         let body = {
             let _permit = self.requests.acquire().await;
             self.counters.add(|counters| &counters.fetches, 1);
-            self.objects.get(pack, needed, end, failed).await
+            self.objects.get(pack, needed, window.end, failed).await
         };
         let body = match body {
             Ok(body) => body,
@@ -452,8 +505,7 @@ impl Reader {
         let mut for_disk = Vec::new();
         let mut since_yield = 0;
         for wanted in group {
-            let from = wanted.key.1 - first.key.1;
-            let stored = body.slice(from as usize..(from + wanted.block.stored_len) as usize);
+            let stored = body.slice(within(&wanted.stored(), window.start));
             let block = match block::decode(&stored, &wanted.block, wanted.plain_len) {
                 Ok(plain) => {
                     for_disk.push((wanted.key, stored));
@@ -483,7 +535,7 @@ impl Reader {
     }
 
     fn offer_disk(&self, stored: Vec<(BlockKey, Bytes)>, hint: ReadHint) {
-        if let Some(disk) = self.disk.as_ref().filter(|_| hint == ReadHint::Normal) {
+        if let Some(disk) = self.disk.as_ref().filter(|_| hint != ReadHint::Once) {
             disk.offer(stored);
         }
     }
@@ -499,10 +551,15 @@ impl Reader {
         }))
     }
 
-    /// Puts a decoded block into the memory cache. What is returned pins nothing else if it was cached.
+    /// Puts a decoded block where the hint says. What is returned pins nothing else if it was cached.
     fn keep(&self, wanted: &Wanted, plain: Bytes, hint: ReadHint) -> Bytes {
-        if hint == ReadHint::Once || !self.memory.is_on() {
-            return plain;
+        match hint {
+            ReadHint::Normal if self.memory.is_on() => {}
+            ReadHint::Normal | ReadHint::Once => return plain,
+            ReadHint::Ahead => {
+                self.ahead.put(wanted.key, plain.clone());
+                return plain;
+            }
         }
         // A raw block is a part of what it was fetched with.
         let own = if wanted.block.raw { Bytes::copy_from_slice(&plain) } else { plain };
@@ -576,6 +633,12 @@ fn span_bytes(group: &[Wanted]) -> u64 {
     }
 }
 
+/// Where stored bytes lie in what was fetched from `start` on.
+fn within(stored: &Range<u64>, start: u64) -> Range<usize> {
+    let at = |offset: u64| usize::try_from(offset - start).expect("a fetch fits into memory");
+    at(stored.start)..at(stored.end)
+}
+
 fn contradiction(pack: PackId) -> Failure {
     Failure::new(ErrorKind::Io, format!("the record of a run in pack {pack} contradicts itself"))
 }
@@ -602,7 +665,8 @@ fn for_blocks(run: &PackedRun, range: Range<u32>, mut visit: impl FnMut(Wanted, 
             break;
         }
         if plain_at + plain_len > range.start {
-            let wanted = Wanted { key: (run.pack, stored_at), block: *block, plain_len };
+            let small = run.plain_len <= SMALL_RUN_MAX;
+            let wanted = Wanted { key: (run.pack, stored_at), block: *block, plain_len, small };
             let from = range.start.saturating_sub(plain_at);
             visit(wanted, from..(range.end - plain_at).min(plain_len));
         }

@@ -56,7 +56,7 @@ impl Vfs {
         let mut resolves = 0;
         loop {
             let parts = self.resolve(inode, offset, len).await?;
-            match self.fetch(parts, offset, hint).await {
+            match self.fetch(parts, hint).await {
                 Err(error) if error.kind == ErrorKind::Stale => {
                     resolves += 1;
                     if resolves > RESOLVES_MAX {
@@ -110,8 +110,8 @@ impl Vfs {
         }
     }
 
-    /// Brings the bytes of parts that follow each other from `offset` on together.
-    async fn fetch(&self, mut parts: Vec<(u64, Part)>, offset: u64, hint: ReadHint) -> Result<Bytes> {
+    /// Brings the bytes of parts that follow each other together.
+    async fn fetch(&self, mut parts: Vec<(u64, Part)>, hint: ReadHint) -> Result<Bytes> {
         if parts.len() <= 1 {
             return match parts.pop() {
                 None => Ok(Bytes::new()),
@@ -137,16 +137,14 @@ impl Vfs {
             self.data.read_many(&ranges, hint).await?.into_iter()
         };
         let total = parts.iter().map(|(_, part)| part.len()).sum();
-        let mut buffer = BytesMut::zeroed(buffer_len(total)?);
-        for (at, part) in parts {
-            let from = buffer_len(at - offset)?;
-            let to = from + buffer_len(part.len())?;
+        let mut buffer = BytesMut::with_capacity(buffer_len(total)?);
+        for (_, part) in parts {
             match part {
-                Part::Zeros(_) => {}
-                Part::Bytes(bytes) => buffer[from..to].copy_from_slice(&bytes),
+                Part::Zeros(len) => buffer.resize(buffer.len() + buffer_len(len)?, 0),
+                Part::Bytes(bytes) => buffer.extend_from_slice(&bytes),
                 Part::Packed(_) => {
                     let pieces = fetched.next().ok_or(ErrorKind::Io)?;
-                    pieces.copy_to(&mut buffer[from..to]);
+                    pieces.iter().for_each(|piece| buffer.extend_from_slice(piece));
                 }
             }
         }
@@ -171,8 +169,8 @@ impl Vfs {
                 Part::Zeros(_) | Part::Bytes(_) => None,
             })
             .collect();
-        if !ranges.is_empty() {
-            self.data.prefetch(&ranges);
+        if !ranges.is_empty() && !self.data.prefetch(&ranges) {
+            handle.readahead.lock().refused(&range);
         }
         Ok(())
     }

@@ -7,11 +7,13 @@ use std::ops::Range;
 
 /// Streams that one handle is followed in.
 const STREAMS: usize = 4;
+/// Reads that go on before something is fetched ahead, unless the first was of the file's beginning.
+const STEPS: u32 = 2;
 /// The first window of a stream.
 const WINDOW_MIN: u64 = 512 << 10;
-/// A read so far before or after the expected place still belongs to the stream: the kernel's own readahead and
-/// several threads reorder requests.
-const SLACK: u64 = 1 << 20;
+/// A read so far before or after the expected place still belongs to the stream: the kernel asks for what it reads ahead,
+/// up to 4 MiB, in several requests at a time, and several threads take them.
+const SLACK: u64 = 4 << 20;
 
 /// Streams of one handle.
 #[derive(Debug, Default)]
@@ -26,6 +28,8 @@ struct Stream {
     /// Until where has been asked for.
     ahead: u64,
     window: u64,
+    /// Reads that went on where it was.
+    steps: u32,
 }
 
 impl Readahead {
@@ -42,7 +46,7 @@ impl Readahead {
             }
             // Only a read of the beginning is taken for the start of a stream at once.
             let window = if offset == 0 { WINDOW_MIN } else { 0 };
-            self.streams.push(Stream { next: end, ahead: end, window });
+            self.streams.push(Stream { next: end, ahead: end, window, steps: 0 });
             let stream = self.streams.last_mut()?;
             return stream.extend(window_max);
         };
@@ -50,12 +54,23 @@ impl Readahead {
         let forward = end > stream.next;
         stream.next = stream.next.max(end);
         stream.ahead = stream.ahead.max(stream.next);
-        if forward && stream.ahead - stream.next <= stream.window / 2 {
+        stream.steps += u32::from(forward && stream.steps < STEPS);
+        let goes_on = stream.window > 0 || stream.steps >= STEPS;
+        if forward && goes_on && stream.ahead - stream.next <= stream.window / 2 {
             stream.window = (stream.window * 2).clamp(WINDOW_MIN, window_max.max(WINDOW_MIN));
         }
         let range = stream.extend(window_max);
         self.streams.push(stream);
         range
+    }
+
+    /// There is no room for `range`, which [`Readahead::advance`] returned: it is asked for again, with a smaller window.
+    pub(super) fn refused(&mut self, range: &Range<u64>) {
+        if let Some(stream) = self.streams.iter_mut().find(|stream| stream.ahead == range.end) {
+            stream.ahead = range.start.max(stream.next);
+            // The next read that is due doubles it.
+            stream.window = (stream.window / 4).max(WINDOW_MIN);
+        }
     }
 }
 
@@ -91,6 +106,36 @@ mod tests {
             }
         }
         assert_eq!(largest, MAX);
+    }
+
+    #[test]
+    fn reordered_reads_are_one_stream() {
+        let mut readahead = Readahead::default();
+        let mut fetched: Vec<Range<u64>> = Vec::new();
+        for i in 0..64u64 {
+            // The kernel's four requests of a MiB, the first one last.
+            let offset = (i / 4 * 4 + 3 - i % 4) << 20;
+            fetched.extend(readahead.advance(offset, 1 << 20, MAX));
+        }
+        let twice = fetched.iter().zip(fetched.iter().skip(1)).any(|(one, next)| next.start < one.end);
+        assert!(!twice && fetched.len() > 4, "{fetched:?}");
+        assert_eq!(readahead.streams.len(), 1);
+    }
+
+    #[test]
+    fn what_is_refused_is_asked_for_again_in_smaller_pieces() {
+        let mut readahead = Readahead::default();
+        let first = readahead.advance(0, 128 << 10, MAX).expect("a stream begins");
+        readahead.refused(&first);
+        let again = readahead.advance(128 << 10, 128 << 10, MAX).expect("still wanted");
+        assert!(again.start <= first.start + (128 << 10) && again.end >= first.end);
+        let sizes = (2..1024u64).filter_map(|i| {
+            let range = readahead.advance(i * (128 << 10), 128 << 10, MAX)?;
+            readahead.refused(&range);
+            Some(range.end - range.start)
+        });
+        let sizes: Vec<u64> = sizes.collect();
+        assert!(sizes.len() > 500 && sizes[2..].iter().all(|bytes| *bytes <= 2 * WINDOW_MIN), "{sizes:?}");
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! Parses arguments, calls one subcommand, prints its failure and exits with its code. Called as `mount.rfs` or
 //! `mount.fuse.rfs` it is the helper that mount(8) runs. Knows no engine (see [`engine`]) and decides nothing.
 
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+mod allocator;
 mod completions;
 mod config;
 mod control;
@@ -72,6 +74,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    allocator::tune();
     let called_as = std::env::args_os().next();
     let helper =
         called_as.as_deref().map(Path::new).and_then(Path::file_name).is_some_and(mount_helper::is_name);

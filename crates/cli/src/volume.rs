@@ -61,8 +61,8 @@ pub(crate) struct OpenSettings {
     pub(crate) on_lost: OnLost,
 }
 
-/// Default of `--memory`.
-pub(crate) const MEMORY_DEFAULT: Size = Size(256 << 20);
+/// Default of `--memory`; program, threads and metadata take about a quarter more.
+pub(crate) const MEMORY_DEFAULT: Size = Size(192 << 20);
 /// Default of `--io-timeout`.
 pub(crate) const IO_TIMEOUT_DEFAULT: Duration = Duration::from_mins(5);
 
@@ -153,13 +153,16 @@ impl Volume {
         let opened = Meta::open(Arc::clone(kv), clock, &options).await;
         let meta = Arc::new(opened.map_err(|e| meta_failure(e, "opening the volume"))?);
 
-        // A quarter for what was read, the rest for what is on its way to the store.
-        let cache_memory_bytes = settings.memory.0 / 4;
-        let memory = Budget::new(settings.memory.0 - cache_memory_bytes);
+        // Half for what is on its way to the store, the rest for what was read, is being read, and is going to be.
+        let part = settings.memory.0 / 12;
+        let memory = Budget::new(7 * part);
         let session = meta.session_id().unwrap_or(SessionId(0));
         let options = DataOptions {
             block_bytes: record.block_bytes,
-            cache_memory_bytes,
+            cache_memory_bytes: part,
+            readahead_memory_bytes: 2 * part,
+            fetch_memory_bytes: part,
+            around_memory_bytes: part,
             disk_cache: settings
                 .cache
                 .clone()

@@ -10,6 +10,7 @@ mod bad_input;
 mod basics;
 mod crash;
 mod differential;
+mod memory;
 mod outage;
 mod programs;
 mod staging;

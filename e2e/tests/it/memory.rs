@@ -1,0 +1,85 @@
+//! Memory stays within bounds, however many files are written and read at once.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+
+use rfs_e2e::{Backend, MountOptions, Volume};
+
+const MEMORY_MIB: u64 = 64;
+/// What a mount takes besides: its program, the metadata's cache, threads, and what an allocator cannot give back.
+const BESIDES_MIB: u64 = 96;
+const WORKERS: u64 = 16;
+const FILE_BYTES: usize = 12 << 20;
+
+/// Bytes that do not compress.
+fn noise(seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let words = (0..FILE_BYTES / 8).flat_map(|_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    });
+    words.collect()
+}
+
+fn write(dir: &Path, worker: u64) {
+    let bytes = noise(worker + 1);
+    fs::write(dir.join(format!("large{worker}")), &bytes).unwrap();
+    for (number, small) in bytes.chunks(64 << 10).enumerate() {
+        fs::write(dir.join(format!("small{worker}-{number}")), small).unwrap();
+    }
+}
+
+fn read(dir: &Path, worker: u64) {
+    let bytes = noise(worker + 1);
+    let mut file = fs::File::open(dir.join(format!("large{worker}"))).unwrap();
+    let mut buffer = vec![0; 1 << 20];
+    for expected in bytes.chunks(1 << 20) {
+        file.read_exact(&mut buffer).unwrap();
+        assert!(buffer == expected, "worker {worker}");
+    }
+    for (number, small) in bytes.chunks(64 << 10).enumerate() {
+        assert!(fs::read(dir.join(format!("small{worker}-{number}"))).unwrap() == small, "worker {worker}");
+    }
+}
+
+fn side_by_side(work: impl Fn(u64) + Sync) {
+    let work = &work;
+    std::thread::scope(|scope| {
+        for worker in 0..WORKERS {
+            scope.spawn(move || work(worker));
+        }
+    });
+}
+
+fn peak_mib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
+}
+
+#[test]
+fn sixteen_writers_and_readers_stay_within_the_memory_they_were_given() {
+    let Some(volume) = Volume::format(Backend::S3) else { return };
+    let options = MountOptions::args(&["--memory", &format!("{MEMORY_MIB}MiB")]);
+    let mount = volume.mount_with(&options);
+    side_by_side(|worker| write(mount.path(), worker));
+    let written = peak_mib(mount.pid());
+    mount.unmount();
+
+    // Half of the workers write again what the others read.
+    let mount = volume.mount_with(&options);
+    side_by_side(
+        |worker| if worker % 2 == 0 { read(mount.path(), worker) } else { write(mount.path(), worker) },
+    );
+    let both = peak_mib(mount.pid());
+    mount.unmount();
+    let bound = MEMORY_MIB + BESIDES_MIB;
+    assert!(
+        written <= bound && both <= bound,
+        "{written} MiB writing, {both} MiB reading too; bound {bound}"
+    );
+    volume.assert_clean();
+}

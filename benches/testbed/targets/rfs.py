@@ -43,11 +43,11 @@ class Rfs(Target):
             raise Failed(f"rfs ended with {code}: {self.log_end()}")
 
 
-class RfsNoWriteback(Rfs):
-    """Without the kernel's write-back cache, as on a shared volume."""
+class RfsWriteback(Rfs):
+    """With the kernel's write-back cache."""
 
-    name = "rfs-wb-off"
-    mount_args = ("--writeback-cache", "off")
+    name = "rfs-wb-on"
+    mount_args = ("--writeback-cache", "on")
 
 
 class RfsLocal(Rfs):

@@ -68,7 +68,8 @@ pub(crate) struct Args {
     /// How long a request to the store is tried until programs get an I/O error; 0 is for ever
     #[arg(long, value_name = "TIME")]
     pub(crate) io_timeout: Option<Span>,
-    /// Whether the kernel collects small writes; on for a volume that one machine owns and that has no --capacity
+    /// Whether the kernel collects writes: for programs that write in small pieces, on a volume that one machine owns and
+    /// that has no --capacity. Off by default: it makes the kernel ask more often about every file that was open
     #[arg(long, value_enum, value_name = "WHEN")]
     pub(crate) writeback_cache: Option<Switch>,
     /// Where fsync makes contents durable before they are sent: a directory on a local disk, or off. Beside the metadata
@@ -261,14 +262,10 @@ async fn start(url: &MetaUrl, settings: Settings) -> Result<Running> {
 type Parts = (Arc<Vfs>, Arc<MountHandle>, crate::serve::Socket);
 
 async fn start_over(volume: &Volume, settings: &Settings) -> Result<Parts> {
-    let exclusive = volume.url.is_exclusive();
-    // The kernel would accept what the capacity then refuses.
-    let unlimited = volume.record.limits.capacity.is_none();
-    let writeback_default = exclusive && unlimited;
     let options = &settings.options;
     let vfs_options = VfsOptions {
         access: if options.read_only { WriteAccess::ReadOnly } else { WriteAccess::ReadWrite },
-        kernel_caches_writes: options.writeback.unwrap_or(writeback_default) && cfg!(target_os = "linux"),
+        kernel_caches_writes: options.writeback.unwrap_or(false) && cfg!(target_os = "linux"),
         atime: options.atime,
         ..VfsOptions::default()
     };

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 
 use super::Vfs;
-use super::handle::{InodeRef, Reach};
+use super::handle::{Found, InodeRef, Reach};
 use super::inode::Life;
 use super::request::{NewNode, NodeKind, OpenFlags, Opened, RenameArgs, RenameMode};
 use crate::meta::{self, LinkArgs, MakeArgs, Unlinked};
@@ -64,6 +64,17 @@ impl Vfs {
 
     async fn make(&self, node: NewNode<'_>, kind: NodeKind, target: Option<&[u8]>) -> Result<Attr> {
         self.check_writable()?;
+        let ino = self.meta.new_ino(node.parent).await?;
+        self.make_with(ino, node, kind, target).await
+    }
+
+    async fn make_with(
+        &self,
+        ino: Ino,
+        node: NewNode<'_>,
+        kind: NodeKind,
+        target: Option<&[u8]>,
+    ) -> Result<Attr> {
         let args = MakeArgs {
             parent: node.parent,
             name: node.name,
@@ -75,7 +86,7 @@ impl Vfs {
         };
         let mut tries = 0;
         let attr = loop {
-            match self.meta.make(args).await {
+            match self.meta.make_with(ino, args).await {
                 Err(error) if error.kind == ErrorKind::NoSpace && self.more_room(&mut tries).await => {}
                 made => break made?,
             }
@@ -89,9 +100,21 @@ impl Vfs {
     /// # Errors
     /// As [`Vfs::mknod`].
     pub async fn create(&self, node: NewNode<'_>, flags: OpenFlags) -> Result<(Attr, Opened)> {
-        let attr = self.make(node, NodeKind { kind: Kind::File, rdev: 0 }, None).await?;
-        match self.open_inode(attr.ino, flags).await {
-            Ok(opened) => Ok((attr, opened)),
+        self.check_writable()?;
+        let ino = self.meta.new_ino(node.parent).await?;
+        // Asked before there is such an inode: unless somebody uses it meanwhile, its attributes need not be read again.
+        let found = self.inodes.find(ino);
+        let attr = self.make_with(ino, node, NodeKind { kind: Kind::File, rdev: 0 }, None).await?;
+        let made = match found {
+            Found::Absent(absent) => self.inodes.insert(&attr, absent),
+            Found::Here(_) => None,
+        };
+        let inode = match made {
+            Some(inode) => Ok(inode),
+            None => self.inode(ino).await,
+        };
+        match inode {
+            Ok(inode) => Ok((attr, self.open_state(inode, flags))),
             Err(error) => {
                 self.forget(attr.ino, 1);
                 Err(error)
@@ -215,8 +238,7 @@ impl Vfs {
     /// # Errors
     /// `Invalid` for anything else; `Stale`.
     pub async fn readlink(&self, ino: Ino) -> Result<Bytes> {
-        let target = self.meta.readlink(ino).await?;
-        let attr = self.meta.getattr(ino).await?;
+        let (target, attr) = futures::try_join!(self.meta.readlink(ino), self.meta.getattr(ino))?;
         self.accessed_other(&attr).await?;
         Ok(target)
     }

@@ -24,11 +24,14 @@ impl Vfs {
     /// # Errors
     /// `ReadOnly` for writing; `NotPermitted` where inode flags forbid it; `IsDirectory`; `Stale`.
     pub async fn open(&self, caller: &Caller, ino: Ino, flags: OpenFlags) -> Result<Opened> {
-        if flags.access.writes() || flags.truncate {
+        let inode = if flags.access.writes() || flags.truncate {
             self.check_writable()?;
-            self.check_flags(ino, flags).await?;
-        }
-        let opened = self.open_inode(ino, flags).await?;
+            let ((), inode) = futures::try_join!(self.check_flags(ino, flags), self.inode(ino))?;
+            inode
+        } else {
+            self.inode(ino).await?
+        };
+        let opened = self.open_state(inode, flags);
         if flags.truncate {
             let set =
                 SetAttr { kill_suid_sgid: caller.uid != 0, mtime: Some(SetTime::Now), ..SetAttr::default() };
@@ -53,9 +56,9 @@ impl Vfs {
         Ok(())
     }
 
-    pub(super) async fn open_inode(&self, ino: Ino, flags: OpenFlags) -> Result<Opened> {
-        let inode = self.inode(ino).await?;
-        self.known.opened(ino);
+    /// Opens a file whose state is in memory.
+    pub(super) fn open_state(&self, inode: InodeRef, flags: OpenFlags) -> Opened {
+        self.known.opened(inode.ino);
         let failures = inode.state().failures;
         let handle = FileHandle {
             inode,
@@ -65,7 +68,7 @@ impl Vfs {
         };
         let fh = self.handles.add_file(handle);
         // One client owns the volume, so the kernel's pages can only be outdated by what the kernel itself does.
-        Ok(Opened { fh, keep_cache: true, direct_io: false, no_flush: !flags.access.writes() })
+        Opened { fh, keep_cache: true, direct_io: false, no_flush: !flags.access.writes() }
     }
 
     /// Writes (pwrite(2)): all bytes, or none.

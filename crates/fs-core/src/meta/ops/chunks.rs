@@ -112,6 +112,12 @@ impl LiveBytes {
         self.count(slices, -1);
     }
 
+    pub(in crate::meta) fn merge(&mut self, other: &LiveBytes) {
+        for (pack, delta) in &other.0 {
+            *self.0.entry(*pack).or_default() += delta;
+        }
+    }
+
     fn count(&mut self, slices: &[Slice], sign: i64) {
         for slice in slices {
             if let Stored::Packed(run) = &slice.stored {

@@ -46,6 +46,18 @@ impl Meta {
     /// `Exists`; `NotFound` when the directory was removed; `NotDirectory`; `NotPermitted` when it is immutable; `NoSpace`
     /// at the volume's limit of inodes; `NameTooLong` for a long target, `Invalid` for one that is missing or empty.
     pub async fn make(&self, args: MakeArgs<'_>) -> Result<Attr> {
+        let ino = self.new_ino(args.parent).await?;
+        self.make_with(ino, args).await
+    }
+
+    /// A number for an inode that is going to be made in `parent`. One that is not used is lost; there are 2^64.
+    pub async fn new_ino(&self, parent: Ino) -> Result<Ino> {
+        self.session()?;
+        self.numbers.take(&*self.kv, parent).await
+    }
+
+    /// As [`Meta::make`], with a number from [`Meta::new_ino`].
+    pub async fn make_with(&self, ino: Ino, args: MakeArgs<'_>) -> Result<Attr> {
         let target = args.target.unwrap_or_default();
         if target.len() > TARGET_BYTES_MAX {
             return Err(ErrorKind::NameTooLong.into());
@@ -55,7 +67,6 @@ impl Meta {
         }
         let session = self.session()?.id();
         let reservation = self.usage.reserve(Change::ONE_INODE)?;
-        let ino = self.numbers.take(&*self.kv, args.parent).await?;
         let now = self.now();
         let args = &args;
         let attr = self.mutate(|txn| async move { make_in(&*txn, args, ino, now, session).await }).await?;

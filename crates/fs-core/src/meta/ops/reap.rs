@@ -17,6 +17,8 @@ use super::chunks::{LiveBytes, clear_groups};
 const GROUPS_PAGE: usize = 512;
 /// Inodes that one transaction removes.
 const INODES_PAGE: usize = 128;
+/// Inodes whose slices are read at a time; they share [`GROUPS_PAGE`].
+const CONCURRENT: usize = 16;
 /// Sessions that refer to one orphan; more than can be mounted.
 const REFERRERS_MAX: usize = 10_000;
 
@@ -38,14 +40,21 @@ impl Meta {
     pub async fn reap(&self, inos: &[Ino]) -> Result<Reaped> {
         let session = self.session()?.id();
         let mut reaped = Reaped::default();
-        let mut rest = inos;
+        // Those of one transaction are looked at together, so none may be there twice.
+        let mut inos = inos.to_vec();
+        inos.sort_unstable();
+        inos.dedup();
+        let mut rest = &inos[..];
+        let mut inodes_max = INODES_PAGE;
         while !rest.is_empty() {
-            let batch = &rest[..rest.len().min(INODES_PAGE)];
+            let batch = &rest[..rest.len().min(inodes_max)];
             let page = self.mutate(|txn| async move { reap_in(&*txn, batch, session).await }).await?;
             self.usage.account(page.change);
             reaped.inodes += page.change.inodes.unsigned_abs();
             reaped.packs.extend(page.packs);
             rest = &rest[page.done..];
+            // One that takes several transactions gets them for itself.
+            inodes_max = if page.done == 0 { 1 } else { INODES_PAGE };
         }
         Ok(reaped)
     }
@@ -61,6 +70,10 @@ impl Meta {
 pub(in crate::meta) struct Reap {
     /// Inodes from the beginning of the batch that are done with.
     done: usize,
+    /// Whether one of them has more slices than fit the transaction.
+    stopped: bool,
+    /// Slice groups that were removed.
+    groups: usize,
     change: Change,
     packs: Vec<PackId>,
 }
@@ -68,23 +81,28 @@ pub(in crate::meta) struct Reap {
 pub(in crate::meta) async fn reap_in(txn: &dyn Txn, inos: &[Ino], session: SessionId) -> Result<Reap> {
     let mut reap = Reap::default();
     let mut live = LiveBytes::default();
-    let mut groups_left = GROUPS_PAGE;
-    for ino in inos {
-        if !is_unused(txn, *ino, session).await? {
-            reap.done += 1;
-            continue;
+    let found = inos.iter().map(|ino| find_unused(txn, *ino, session));
+    let found = futures::future::try_join_all(found).await?;
+    for batch in found.chunks(CONCURRENT) {
+        let groups_max = GROUPS_PAGE / batch.len();
+        let clearing = batch.iter().map(|unused| clear_slices(txn, unused.as_ref(), groups_max));
+        let cleared = futures::future::try_join_all(clearing).await?;
+        for (unused, slices) in batch.iter().zip(&cleared) {
+            live.merge(&slices.live);
+            // Those after the first that is not done keep their records for the next transaction.
+            if slices.more || reap.stopped {
+                reap.stopped = true;
+            } else {
+                if let Some(unused) = unused {
+                    remove_inode(txn, unused.ino);
+                    reap.change.bytes -= unused.allocated;
+                    reap.change.inodes -= 1;
+                }
+                reap.done += 1;
+            }
         }
-        let range = key::chunks_from(*ino, ChunkIndex(0));
-        let (cleared, more) = clear_groups(txn, &range, groups_left, &mut live).await?;
-        groups_left -= cleared;
-        if more {
-            break;
-        }
-        let change = remove_inode(txn, *ino).await?;
-        reap.change.bytes += change.bytes;
-        reap.change.inodes += change.inodes;
-        reap.done += 1;
-        if groups_left == 0 {
+        reap.groups += cleared.iter().map(|slices| slices.count).sum::<usize>();
+        if reap.stopped || reap.groups >= GROUPS_PAGE {
             break;
         }
     }
@@ -94,29 +112,53 @@ pub(in crate::meta) async fn reap_in(txn: &dyn Txn, inos: &[Ino], session: Sessi
     Ok(reap)
 }
 
-/// Whether an inode may be removed. Removes this session's reference, and those of dead ones.
-async fn is_unused(txn: &dyn Txn, ino: Ino, session: SessionId) -> Result<bool> {
-    let referrers = referrers_in(txn, ino).await?;
+/// An inode that may be removed.
+struct Unused {
+    ino: Ino,
+    allocated: i64,
+}
+
+/// Looks whether an inode may be removed. Removes this session's reference, and those of dead ones.
+async fn find_unused(txn: &dyn Txn, ino: Ino, session: SessionId) -> Result<Option<Unused>> {
+    let record = key::inode(ino, Field::Inode);
+    let allocated = key::inode(ino, Field::Allocated);
+    for key in [record, allocated] {
+        txn.add_read_conflict(&key, &key::successor(&key));
+    }
+    let (referrers, node) = futures::try_join!(referrers_in(txn, ino), peek(txn, ino))?;
     txn.clear(&key::orphan(ino, session));
     let others: Vec<SessionId> = referrers.into_iter().filter(|other| *other != session).collect();
     if !others.is_empty() {
         let live = live_in(txn).await?;
         let is_live = |id: &SessionId| live.iter().any(|session| session.id == *id);
         if others.iter().any(is_live) {
-            return Ok(false);
+            return Ok(None);
         }
         for dead in &others {
             txn.clear(&key::orphan(ino, *dead));
         }
     }
+    let Some(node) = node.filter(|node| node.inode.nlink == 0) else { return Ok(None) };
     // A paged removal must be found again after a crash.
-    let value = txn.get(&key::inode(ino, Field::Inode)).await?;
-    let inode = value.as_deref().map(record::Inode::decode).transpose()?;
-    let unused = inode.is_some_and(|inode| inode.nlink == 0);
-    if unused {
-        txn.set(&key::orphan(ino, session), &record::encode_orphan());
+    txn.set(&key::orphan(ino, session), &record::encode_orphan());
+    Ok(Some(Unused { ino, allocated: node.allocated }))
+}
+
+/// Slices that were removed from one inode.
+#[derive(Default)]
+struct Cleared {
+    live: LiveBytes,
+    count: usize,
+    more: bool,
+}
+
+async fn clear_slices(txn: &dyn Txn, unused: Option<&Unused>, groups_max: usize) -> Result<Cleared> {
+    let mut cleared = Cleared::default();
+    if let Some(unused) = unused {
+        let range = key::chunks_from(unused.ino, ChunkIndex(0));
+        (cleared.count, cleared.more) = clear_groups(txn, &range, groups_max, &mut cleared.live).await?;
     }
-    Ok(unused)
+    Ok(cleared)
 }
 
 async fn referrers_in(txn: &dyn Txn, ino: Ino) -> Result<Vec<SessionId>> {
@@ -133,14 +175,10 @@ async fn referrers_in(txn: &dyn Txn, ino: Ino) -> Result<Vec<SessionId>> {
 }
 
 /// Removes all keys of an inode but its slices.
-async fn remove_inode(txn: &dyn Txn, ino: Ino) -> Result<Change> {
-    let allocated_key = key::inode(ino, Field::Allocated);
-    txn.add_read_conflict(&allocated_key, &key::successor(&allocated_key));
-    let allocated = peek(txn, ino).await?.map_or(0, |node| node.allocated);
+fn remove_inode(txn: &dyn Txn, ino: Ino) {
     for range in [key::inodes(ino, ino), key::xattrs(ino), key::orphans_of(ino)] {
         txn.clear_range(&range.begin, &range.end);
     }
-    Ok(Change { bytes: -allocated, inodes: -1 })
 }
 
 async fn orphans_in(txn: &dyn Txn, after: Option<Ino>, limit: usize) -> Result<Page<Ino>> {

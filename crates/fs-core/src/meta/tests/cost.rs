@@ -1,12 +1,17 @@
-//! What operations cost: reads one after the other are trips to the store, keys are bytes to write.
+//! What operations cost: calls one after the other are trips to the store, keys are bytes to write.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use rfs_kv::{KvError, Limits, RangePage, RangeQuery, Txn, Versionstamp, Watch};
 
 use super::*;
+
+/// How long a call takes, on a clock that stands still otherwise: the time that an operation takes tells how many calls
+/// it awaits one after the other.
+const TRIP: Duration = Duration::from_millis(1);
 
 /// Counts what is asked of an engine on which commits always have a known outcome.
 struct CountKv {
@@ -26,8 +31,9 @@ struct CountTxn {
 }
 
 impl CountTxn {
-    fn read(&self) {
+    async fn read(&self) {
         self.counts.reads.fetch_add(1, Ordering::Relaxed);
+        tokio::time::sleep(TRIP).await;
     }
 
     fn write(&self) {
@@ -42,6 +48,7 @@ impl Kv for CountKv {
     }
 
     async fn begin(&self) -> Result<Arc<dyn Txn>, KvError> {
+        tokio::time::sleep(TRIP).await;
         Ok(Arc::new(CountTxn { inner: self.inner.begin().await?, counts: Arc::clone(&self.counts) }))
     }
 
@@ -61,17 +68,17 @@ impl Kv for CountKv {
 #[async_trait]
 impl Txn for CountTxn {
     async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, KvError> {
-        self.read();
+        self.read().await;
         self.inner.get(key).await
     }
 
     async fn snapshot_get(&self, key: &[u8]) -> Result<Option<Bytes>, KvError> {
-        self.read();
+        self.read().await;
         self.inner.snapshot_get(key).await
     }
 
     async fn range(&self, query: RangeQuery) -> Result<RangePage, KvError> {
-        self.read();
+        self.read().await;
         self.inner.range(query).await
     }
 
@@ -115,32 +122,62 @@ impl Txn for CountTxn {
     }
 
     async fn commit(&self) -> Result<Versionstamp, KvError> {
+        tokio::time::sleep(TRIP).await;
         self.inner.commit().await
     }
 }
 
-#[tokio::test]
+/// Trips, reads and writes since the last call.
+struct Meter {
+    counts: Arc<Counts>,
+    since: tokio::time::Instant,
+}
+
+impl Meter {
+    fn take(&mut self) -> (u128, usize, usize) {
+        let (last, now) = (self.since, tokio::time::Instant::now());
+        self.since = now;
+        let trips = (now - last).as_millis() / TRIP.as_millis();
+        let taken = |count: &AtomicUsize| count.swap(0, Ordering::Relaxed);
+        (trips, taken(&self.counts.reads), taken(&self.counts.writes))
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn operations_stay_within_their_budget() {
     let counts = Arc::new(Counts::default());
     let v = Fixture::new(Arc::new(CountKv { inner: MemKv::new(), counts: Arc::clone(&counts) })).await;
     let dir = v.dir(ROOT, "d").await;
     v.file(dir, "first").await;
-    let take = || (counts.reads.swap(0, Ordering::Relaxed), counts.writes.swap(0, Ordering::Relaxed));
+    let mut meter = Meter { counts, since: tokio::time::Instant::now() };
+    let mut take = || meter.take();
     take();
+    // Every transaction begins with a trip for its read version, and a change ends with one for its commit.
     let file = v.file(dir, "f").await;
-    assert_eq!(take(), (3, 4), "create");
+    assert_eq!(take(), (3, 3, 4), "create");
     v.dir(dir, "s").await;
-    assert_eq!(take(), (3, 5), "mkdir");
+    assert_eq!(take(), (3, 3, 5), "mkdir");
     v.meta.getattr(file).await.unwrap();
-    assert_eq!(take(), (1, 0), "getattr");
+    assert_eq!(take(), (2, 1, 0), "getattr");
     v.meta.lookup(dir, &name("f")).await.unwrap();
-    assert_eq!(take(), (2, 0), "lookup");
+    assert_eq!(take(), (3, 2, 0), "lookup");
     v.meta.readdirplus(dir, None, 1000).await.unwrap();
-    assert_eq!(take(), (2, 0), "readdirplus");
+    assert_eq!(take(), (3, 2, 0), "readdirplus");
     v.rename((dir, "f"), (dir, "g"), RenameMode::Replace).await.unwrap();
-    assert_eq!(take(), (5, 4), "rename");
+    assert_eq!(take(), (4, 5, 4), "rename");
     v.meta.unlink(dir, &name("g")).await.unwrap();
-    assert_eq!(take(), (4, 5), "unlink");
+    assert_eq!(take(), (4, 4, 5), "unlink");
     v.meta.rmdir(dir, &name("s")).await.unwrap();
-    assert_eq!(take(), (5, 6), "rmdir");
+    assert_eq!(take(), (4, 5, 6), "rmdir");
+    v.meta.reap(&[file]).await.unwrap();
+    assert_eq!(take(), (4, 4, 6), "reap of one");
+    let mut removed = Vec::new();
+    for index in 0..20 {
+        let text = format!("r{index}");
+        removed.push(v.file(dir, &text).await);
+        v.meta.unlink(dir, &name(&text)).await.unwrap();
+    }
+    take();
+    v.meta.reap(&removed).await.unwrap();
+    assert_eq!(take(), (5, 61, 101), "reap of many");
 }

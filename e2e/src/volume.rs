@@ -48,8 +48,9 @@ pub struct Volume {
     pub dir: TempDir,
     /// The S3 server, if the volume has one.
     pub s3: Option<Versitygw>,
+    /// The FoundationDB server, if the volume has one.
+    pub fdb: Option<FdbServer>,
     env: Vec<(&'static str, String)>,
-    _fdb: Option<FdbServer>,
 }
 
 impl Volume {
@@ -99,7 +100,7 @@ impl Volume {
                 fdb = Some(server);
             }
         }
-        Some(Volume { meta_url, store_url, dir, s3, env, _fdb: fdb })
+        Some(Volume { meta_url, store_url, dir, s3, fdb, env })
     }
 
     /// `rfs` with `args` and the volume's environment.

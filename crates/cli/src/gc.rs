@@ -68,7 +68,12 @@ pub(crate) fn run(args: &Args) -> Result<Exit> {
 async fn unmounted(url: &MetaUrl) -> Result<Report> {
     let volume = Volume::open(url, &OpenSettings::default()).await?;
     let (meta, data) = (Arc::clone(&volume.meta), Arc::clone(&volume.data));
-    let vfs = Vfs::mount(meta, data, Arc::clone(&volume.memory), VfsOptions::default());
+    let vfs = Vfs::mount(
+        meta,
+        data,
+        Arc::clone(&volume.memory),
+        VfsOptions { heartbeat: !url.is_exclusive(), ..VfsOptions::default() },
+    );
     let collected = vfs.gc().await.map_err(|e| meta_failure(e, "collecting garbage"));
     let shutdown = vfs.shutdown().await;
     let released = volume.release().await;

@@ -9,7 +9,7 @@ use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt};
 use rfs_core::data::{Budget, Data, DataOptions, DiskCacheOptions, LostPack, OnLost, StagingOptions};
 use rfs_core::meta::{self, FormatOptions, Meta, OpenOptions, Sharing};
-use rfs_core::types::{Clock, SessionId, SystemClock};
+use rfs_core::types::{Clock, ErrorKind, SessionId, SystemClock};
 use rfs_core::vfs::staging;
 use rfs_kv::Kv;
 use rfs_store_s3::StoreMetrics;
@@ -148,10 +148,15 @@ impl Volume {
             pid: std::process::id(),
             mountpoint: settings.mountpoint.display().to_string(),
             read_only: settings.read_only,
-            sharing: if url.is_exclusive() { Sharing::Exclusive } else { Sharing::Shared },
+            sharing: if url.is_exclusive() { Sharing::Exclusive } else { Sharing::Leased },
         };
         let opened = Meta::open(Arc::clone(kv), clock, &options).await;
-        let meta = Arc::new(opened.map_err(|e| meta_failure(e, "opening the volume"))?);
+        let meta = Arc::new(opened.map_err(|error| match error.kind {
+            ErrorKind::Busy => Failure::new(Exit::MountedElsewhere, format!("{url} is {error}")).hint(
+                "one client at a time may have it; one that is gone is given up a few seconds after its end",
+            ),
+            _ => meta_failure(error, "opening the volume"),
+        })?);
 
         // Half for what is on its way to the store, the rest for what was read, is being read, and is going to be.
         let part = settings.memory.0 / 12;
@@ -249,7 +254,6 @@ async fn checked_store(
 
 /// A failure of the data layer.
 pub(crate) fn store_error(error: rfs_core::types::Error, doing: &str) -> Failure {
-    use rfs_core::types::ErrorKind;
     let exit = if error.kind == ErrorKind::Io { Exit::StoreDown } else { Exit::Error };
     Failure { exit, error: anyhow::Error::new(error).context(doing.to_owned()), hint: None }
 }
@@ -266,7 +270,6 @@ pub(crate) async fn close_after_failure(kv: &dyn Kv) {
 /// # Errors
 /// `Version` when it was written by a version that this one does not understand.
 pub(crate) async fn read_record(kv: &dyn Kv) -> Result<Option<meta::Volume>> {
-    use rfs_core::types::ErrorKind;
     Meta::volume(kv).await.map_err(|error| match error.kind {
         ErrorKind::NotSupported => {
             Failure { exit: Exit::Version, error: error.into(), hint: Some("install a newer rfs".to_owned()) }

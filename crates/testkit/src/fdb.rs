@@ -12,14 +12,16 @@ use crate::process::{ServerProcess, answers, find_program, free_port, wait_until
 /// How long the new database may take until it accepts commits.
 const CONFIGURE_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A running `fdbserver` with an empty database in memory-first storage; ends when dropped.
+/// A running `fdbserver` with a database of its own in a temporary directory; ends when dropped.
 #[derive(Debug)]
 pub struct FdbServer {
+    program: PathBuf,
     library: PathBuf,
     cluster_file: PathBuf,
+    port: u16,
     // Dropped before the directory that it writes to.
-    _process: ServerProcess,
-    _dir: TempDir,
+    process: Option<ServerProcess>,
+    dir: TempDir,
 }
 
 impl FdbServer {
@@ -28,34 +30,51 @@ impl FdbServer {
     /// # Errors
     /// `NotInstalled` without `fdbserver`, `fdbcli` and `libfdb_c.so`; `Failed` with the end of its log.
     pub fn start() -> Result<FdbServer, StartError> {
-        let server = find("fdbserver")?;
+        let program = find("fdbserver")?;
         let cli = find("fdbcli")?;
         let library = find_library()?;
         let dir = TempDir::with_prefix("rfs-fdb-")?;
         let port = free_port()?;
         let cluster_file = dir.path().join("fdb.cluster");
         std::fs::write(&cluster_file, format!("test:test@127.0.0.1:{port}\n"))?;
-        let mut command = Command::new(server);
-        command
-            .arg("-p")
-            .arg(format!("127.0.0.1:{port}"))
-            .arg("-C")
-            .arg(&cluster_file)
-            .arg("-d")
-            .arg(dir.path().join("data"))
-            .arg("-L")
-            .arg(dir.path())
-            .args(["--memory", "4GiB"]);
-        let address = ([127, 0, 0, 1], port).into();
-        let process = ServerProcess::start(command, &dir.path().join("log"), || answers(address))?;
+        let mut server = FdbServer { program, library, cluster_file, port, process: None, dir };
+        server.restart()?;
         let configured = wait_until(CONFIGURE_TIMEOUT, || {
-            fdbcli(&cli, &cluster_file, "configure new single ssd")
-                || fdbcli(&cli, &cluster_file, "get \\x00")
+            fdbcli(&cli, &server.cluster_file, "configure new single ssd")
+                || fdbcli(&cli, &server.cluster_file, "get \\x00")
         });
         if !configured {
             return Err(StartError::Failed("fdbserver did not accept `configure new single ssd`".to_owned()));
         }
-        Ok(FdbServer { library, cluster_file, _process: process, _dir: dir })
+        Ok(server)
+    }
+
+    /// Ends the server at once (SIGKILL), as a crash would. Its files stay.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+
+    /// Starts the server on its port and files, and waits until it takes connections.
+    ///
+    /// # Errors
+    /// It did not come up.
+    pub fn restart(&mut self) -> Result<(), StartError> {
+        self.kill();
+        let mut command = Command::new(&self.program);
+        command
+            .arg("-p")
+            .arg(format!("127.0.0.1:{}", self.port))
+            .arg("-C")
+            .arg(&self.cluster_file)
+            .arg("-d")
+            .arg(self.dir.path().join("data"))
+            .arg("-L")
+            .arg(self.dir.path())
+            .args(["--memory", "4GiB"]);
+        let address = ([127, 0, 0, 1], self.port).into();
+        self.process =
+            Some(ServerProcess::start(command, &self.dir.path().join("log"), || answers(address))?);
+        Ok(())
     }
 
     /// The cluster file that clients need.

@@ -86,6 +86,23 @@ fn a_second_mount_is_refused_and_says_where_the_first_is() {
 }
 
 #[test]
+fn a_second_mount_on_foundationdb_is_refused_while_the_first_one_lives() {
+    let Some(volume) = Volume::format(Backend::FoundationDb) else { return };
+    let mount = volume.mount();
+    let target = volume.dir.path().join("mnt");
+    fs::create_dir(&target).unwrap();
+    let finished = run(volume.rfs(&["mount", &volume.meta_url]).arg(&target), LIMIT);
+    assert_refused(&finished, 31, &[mount.path().to_str().expect("a temporary path is UTF-8")]);
+    fs::write(mount.path().join("f"), "still works").unwrap();
+    mount.unmount();
+    let begin = std::time::Instant::now();
+    let mount = volume.mount();
+    assert!(begin.elapsed() < Duration::from_secs(3), "nobody waits for a session that ended");
+    assert_eq!(fs::read(mount.path().join("f")).unwrap(), b"still works");
+    mount.unmount();
+}
+
+#[test]
 fn a_mount_point_that_cannot_serve_is_told() {
     let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
     let target = volume.dir.path().join("mnt");
@@ -147,6 +164,20 @@ fn foundationdb_without_its_library_is_told() {
     let mut command = volume.rfs(&["format", &url, &volume.store_url]);
     command.env("RFS_FDB_LIBRARY", "/nonexistent/libfdb_c.so");
     assert_refused(&run(&mut command, LIMIT), 20, &["client library", "RFS_FDB_LIBRARY"]);
+}
+
+#[test]
+fn a_foundationdb_url_that_cannot_work_is_told() {
+    let volume = Volume::unformatted(Backend::LocalDirectory).expect("needs no server");
+    let missing = volume.dir.path().join("missing.cluster");
+    let url = format!("fdb://{}?prefix=x", missing.display());
+    assert_refused(
+        &volume.run(&["format", &url, &volume.store_url]),
+        20,
+        &["cluster file", "missing.cluster"],
+    );
+    let url = format!("fdb://{}?prefix={}", missing.display(), "x".repeat(100));
+    assert_refused(&volume.run(&["format", &url, &volume.store_url]), 2, &["prefix of 100 bytes"]);
 }
 
 #[test]

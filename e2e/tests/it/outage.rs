@@ -1,4 +1,4 @@
-//! The store goes away and comes back: nothing is lost, and no new mount is needed.
+//! The store, or the metadata, goes away and comes back: nothing is lost, and no new mount is needed.
 
 use std::fs;
 use std::io::Write;
@@ -26,6 +26,34 @@ fn an_outage_ends_without_a_new_mount() {
     mount.unmount();
     let mount = volume.mount();
     assert_eq!(fs::read(mount.path().join("f")).unwrap(), body);
+    mount.unmount();
+    volume.assert_clean();
+}
+
+#[test]
+fn an_outage_of_foundationdb_ends_without_a_new_mount() {
+    let Some(mut volume) = Volume::format(Backend::FoundationDb) else { return };
+    let mount = volume.mount();
+    let body: Vec<u8> = (0..2_000_000u32).map(|i| (i ^ (i >> 7)) as u8).collect();
+    let mut file = fs::File::create(mount.path().join("f")).unwrap();
+    file.write_all(&body).unwrap();
+    volume.fdb.as_mut().expect("the volume has a server").kill();
+    // Each is told within the time that a transaction may take, or twice that.
+    let error = fs::File::create(mount.path().join("g")).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(5), "{error}");
+    assert!(file.sync_all().is_err(), "nothing can be committed while the server is away");
+    let refused = volume.run(&["fsck", &volume.meta_url.replace("prefix=volume", "prefix=other")]);
+    assert_eq!(refused.code(), Some(20), "{}", refused.stderr);
+    assert!(refused.stderr.contains("no answer from the FoundationDB cluster"), "{}", refused.stderr);
+    volume.fdb.as_mut().expect("the volume has a server").restart().unwrap();
+    let stored = rfs_testkit::wait_until(Duration::from_mins(1), || file.sync_all().is_ok());
+    assert!(stored, "the server is back, but fsync still fails; log:\n{}", mount.log());
+    fs::write(mount.path().join("g"), "works again").unwrap();
+    drop(file);
+    mount.unmount();
+    let mount = volume.mount();
+    assert_eq!(fs::read(mount.path().join("f")).unwrap(), body);
+    assert_eq!(fs::read(mount.path().join("g")).unwrap(), b"works again");
     mount.unmount();
     volume.assert_clean();
 }

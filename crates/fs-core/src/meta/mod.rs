@@ -47,7 +47,7 @@ pub use ops::statfs::Statfs;
 pub use ops::truncate::TruncateArgs;
 pub use ops::xattr::XattrMode;
 pub use pack::{PackInfo, PackState};
-pub use session::{OpenOptions, SessionInfo, Sharing};
+pub use session::{HEARTBEAT, OpenOptions, SessionInfo, Sharing};
 pub use volume::{CLIENT_VERSION, Codec, FormatOptions, Volume, VolumeLimits};
 
 /// Inode flag: nobody may change, rename, link or remove it (`FS_IMMUTABLE_FL`).
@@ -137,10 +137,11 @@ impl Meta {
 
     /// Opens the volume that `kv` holds and begins a session, unless `options.read_only`.
     ///
-    /// With [`Sharing::Exclusive`] every earlier session is declared dead.
+    /// With [`Sharing::Exclusive`] every earlier session is declared dead, with [`Sharing::Leased`] those that are silent.
     ///
     /// # Errors
-    /// `NotFound` when it holds no volume; `NotSupported` when this version cannot mount it.
+    /// `NotFound` when it holds no volume; `NotSupported` when this version cannot mount it; `Busy` when another session of
+    /// a leased volume is alive.
     pub async fn open(kv: Arc<dyn Kv>, clock: Arc<dyn Clock>, options: &OpenOptions) -> Result<Meta> {
         let volume = Meta::volume(&*kv)
             .await?

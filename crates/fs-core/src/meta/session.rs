@@ -1,7 +1,8 @@
 //! Sessions: one live client of a volume each, and exactly-once requests.
 //!
 //! A session is alive while its record exists. Every mutating transaction reads that record with a conflict, so a client
-//! that was declared dead cannot commit any more.
+//! that was declared dead cannot commit any more. With [`Sharing::Leased`] a client is declared dead by the next one, after
+//! it has given no sign of life for a while; until then the next one is turned away.
 //!
 //! Where a commit's outcome can be unknown, a request takes one of the session's slots and stores its number there with
 //! its change. A run after an unknown commit reads the slot first: its own number there means that the change is done,
@@ -9,7 +10,9 @@
 //! (a client that dies takes its requests along), so they need not be stored.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use rfs_kv::{Attempt, Direction, Isolation, Kv, Limits, RangeQuery, Txn, transact};
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -17,7 +20,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::types::{Error, ErrorKind, Result, SessionId, Timestamp};
 
 use super::record::{SessionRecord, SlotRecord};
-use super::{Meta, key, record};
+use super::{Meta, key, read, record};
 
 /// Who opens a volume.
 #[derive(Debug, Clone, Default)]
@@ -40,6 +43,9 @@ pub enum Sharing {
     /// The engine lets only one client in: earlier sessions are dead.
     #[default]
     Exclusive,
+    /// The engine lets everybody in, but the volume has one client: a session that gives signs of life keeps others out,
+    /// one that is silent for three seconds is declared dead.
+    Leased,
     /// Others may be alive.
     Shared,
 }
@@ -59,8 +65,21 @@ pub struct SessionInfo {
     pub started: Timestamp,
 }
 
+/// How often a leased session has to call [`Meta::heartbeat`].
+pub const HEARTBEAT: Duration = Duration::from_secs(1);
+/// How long a leased session is watched before it is taken for dead. By the watcher's own patience: no clocks are compared.
+const SILENCE: Duration = Duration::from_secs(3);
+
 /// Most requests of a session at a time; more wait.
 const SLOTS: u16 = 1024;
+
+impl SessionInfo {
+    /// Whether it has this record.
+    fn is_of(&self, record: &SessionRecord) -> bool {
+        let SessionRecord { hostname, pid, mountpoint, started } = record;
+        (&self.hostname, self.pid, &self.mountpoint, self.started) == (hostname, *pid, mountpoint, *started)
+    }
+}
 
 /// This client's session.
 pub(super) struct Session {
@@ -70,12 +89,34 @@ pub(super) struct Session {
     requests: AtomicU64,
 }
 
-/// Makes a session. Replay-safe: a second run makes another one; the first is dead with the next exclusive open.
+/// Makes a session. Replay-safe: a second run makes another one and ends the first.
 pub(super) async fn begin(kv: &dyn Kv, options: &OpenOptions, now: Timestamp) -> Result<Session> {
+    let record = SessionRecord {
+        hostname: options.hostname.clone(),
+        pid: options.pid,
+        mountpoint: options.mountpoint.clone(),
+        started: now,
+    };
+    let silent = match options.sharing {
+        Sharing::Exclusive | Sharing::Shared => Vec::new(),
+        Sharing::Leased => silent_sessions(kv).await?,
+    };
+    let (record, silent) = (&record, &silent);
     let id = transact(kv, |txn, _| async move {
-        if options.sharing == Sharing::Exclusive {
-            for session in live_in(&*txn).await? {
-                end_in(&*txn, session.id);
+        match options.sharing {
+            Sharing::Shared => {}
+            Sharing::Exclusive => {
+                for session in live_in(&*txn).await? {
+                    end_in(&*txn, session.id);
+                }
+            }
+            Sharing::Leased => {
+                for sign in signs_in(&*txn).await? {
+                    if !silent.contains(&sign) && !sign.session.is_of(record) {
+                        return Err(in_use(&sign.session));
+                    }
+                    end_in(&*txn, sign.session.id);
+                }
             }
         }
         let next = txn.get(&key::NEXT_SESSION).await?;
@@ -83,13 +124,7 @@ pub(super) async fn begin(kv: &dyn Kv, options: &OpenOptions, now: Timestamp) ->
         let id = u32::try_from(next)
             .map_err(|_| Error::new(ErrorKind::NoSpace, "the volume was opened 2^32 times"))?;
         txn.set(&key::NEXT_SESSION, &record::encode_next(next + 1));
-        let session = SessionRecord {
-            hostname: options.hostname.clone(),
-            pid: options.pid,
-            mountpoint: options.mountpoint.clone(),
-            started: now,
-        };
-        txn.set(&key::session(SessionId(id)), &session.encode());
+        txn.set(&key::session(SessionId(id)), &record.encode());
         Ok::<_, Error>(SessionId(id))
     })
     .await?;
@@ -101,6 +136,46 @@ pub(super) async fn begin(kv: &dyn Kv, options: &OpenOptions, now: Timestamp) ->
         free: Mutex::new((0..SLOTS).rev().collect()),
         requests: AtomicU64::new(1),
     })
+}
+
+/// A session and its last heartbeat.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Sign {
+    session: SessionInfo,
+    heartbeat: Option<Bytes>,
+}
+
+async fn signs_in(txn: &dyn Txn) -> Result<Vec<Sign>> {
+    let mut signs = Vec::new();
+    for session in live_in(txn).await? {
+        let heartbeat = txn.get(&key::session_heartbeat(session.id)).await?;
+        signs.push(Sign { session, heartbeat });
+    }
+    Ok(signs)
+}
+
+/// Watches the live sessions for [`SILENCE`].
+///
+/// # Errors
+/// `Busy` as soon as one of them gives a sign of life.
+async fn silent_sessions(kv: &dyn Kv) -> Result<Vec<Sign>> {
+    let signs = || read(kv, |txn| async move { signs_in(&*txn).await });
+    let first = signs().await?;
+    let mut watched = Duration::ZERO;
+    while watched < SILENCE && !first.is_empty() {
+        tokio::time::sleep(HEARTBEAT).await;
+        watched += HEARTBEAT;
+        // One that was ended meanwhile is silent too.
+        if let Some(alive) = signs().await?.iter().find(|sign| !first.contains(sign)) {
+            return Err(in_use(&alive.session));
+        }
+    }
+    Ok(first)
+}
+
+fn in_use(session: &SessionInfo) -> Error {
+    let SessionInfo { hostname, pid, mountpoint, .. } = session;
+    Error::new(ErrorKind::Busy, format!("mounted at {hostname}:{mountpoint} (process {pid})"))
 }
 
 fn end_in(txn: &dyn Txn, session: SessionId) {
@@ -218,7 +293,7 @@ impl Meta {
         self.read(|txn| async move { live_in(&*txn).await }).await
     }
 
-    /// Stores a sign of life and brings the account of the volume's use up to date. Replay-safe: sets.
+    /// Stores a sign of life, see [`HEARTBEAT`]. Replay-safe: sets.
     ///
     /// # Errors
     /// `Stale` when the session was declared dead.
@@ -230,7 +305,6 @@ impl Meta {
             txn.set(&key::session_heartbeat(session.id), &record::encode_heartbeat(now));
             Ok::<_, Error>(())
         })
-        .await?;
-        self.refresh_usage().await
+        .await
     }
 }

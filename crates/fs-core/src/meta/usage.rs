@@ -2,7 +2,7 @@
 //!
 //! The truth is in counters that every transaction adds to, one shard a session. This client also keeps the totals in
 //! memory, so that the limits are checked without reading: a change is reserved before its transaction and given back
-//! when that fails. With several clients the totals lag behind the others' changes by one heartbeat.
+//! when that fails.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 

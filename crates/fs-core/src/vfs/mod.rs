@@ -49,7 +49,7 @@ use handle::{HandleTable, InodeTable, KnownTable};
 use tasks::Tasks;
 
 use crate::data::{Budget, Data};
-use crate::meta::Meta;
+use crate::meta::{HEARTBEAT, Meta};
 use crate::types::{ErrorKind, Result, Timestamp};
 
 /// A mounted filesystem.
@@ -112,8 +112,35 @@ impl Vfs {
             vfs.start_flusher();
             vfs.start_settler();
             vfs.start_collector();
+            if vfs.options.heartbeat {
+                vfs.start_heartbeat();
+            }
         }
         vfs
+    }
+
+    /// Gives signs of life, so that no other client takes this one for dead.
+    fn start_heartbeat(self: &Arc<Vfs>) {
+        let vfs = Arc::downgrade(self);
+        self.tasks.spawn(async move {
+            let mut beats = tokio::time::interval(HEARTBEAT);
+            beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            loop {
+                beats.tick().await;
+                let Some(vfs) = vfs.upgrade() else { return };
+                match vfs.meta.heartbeat().await {
+                    Ok(()) => {}
+                    Err(error) if error.kind == ErrorKind::Stale => {
+                        tracing::error!(
+                            "another client has mounted the volume, this one may not change it any more"
+                        );
+                        return;
+                    }
+                    // Requests tell that the store is away.
+                    Err(error) => tracing::debug!(%error, "could not give a sign of life"),
+                }
+            }
+        });
     }
 
     /// Settings of the mount.

@@ -290,6 +290,8 @@ pub struct VfsOptions {
     pub compact_groups: usize,
     /// Time between two rounds of the collector of dead packs.
     pub gc_interval: Duration,
+    /// Whether the session must give signs of life (`Sharing::Leased`).
+    pub heartbeat: bool,
 }
 
 impl Default for VfsOptions {
@@ -303,6 +305,7 @@ impl Default for VfsOptions {
             readahead_bytes_max: 16 << 20,
             compact_groups: 32,
             gc_interval: Duration::from_mins(1),
+            heartbeat: false,
         }
     }
 }

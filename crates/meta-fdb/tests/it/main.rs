@@ -34,7 +34,7 @@ fn the_engine_keeps_the_contract() {
         conformance::all(|| {
             // As long as a prefix can be, so that the limits are those of the longest keys.
             let number = count.fetch_add(1, Ordering::Relaxed);
-            let prefix = format!("{number:0>width$}", width = PREFIX_BYTES_MAX);
+            let prefix = format!("{number:0>PREFIX_BYTES_MAX$}");
             async move { Arc::new(connect(server, &prefix).await) as Arc<dyn Kv> }
         })
         .await;

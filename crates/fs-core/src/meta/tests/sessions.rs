@@ -86,6 +86,46 @@ async fn requests_happen_once(kv: Arc<dyn Kv>) {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_leased_volume_has_one_client_at_a_time() {
+    for seed in 0..8 {
+        let kv = faulty(seed);
+        let clock = Arc::new(ManualClock::new(at(5)));
+        Meta::format(&*kv, &FormatOptions::default(), at(5)).await.unwrap();
+        let open = async |hostname: &str| {
+            let now = clock.now().secs + 1;
+            clock.set(at(now));
+            let hostname = hostname.to_owned();
+            let options = OpenOptions { sharing: Sharing::Leased, hostname, ..OpenOptions::default() };
+            Meta::open(Arc::clone(&kv), clock.clone(), &options).await
+        };
+        let first = open("first").await.unwrap();
+        let beats = async {
+            loop {
+                tokio::time::sleep(HEARTBEAT).await;
+                let now = clock.now().secs + 1;
+                clock.set(at(now));
+                first.heartbeat().await.unwrap();
+            }
+        };
+        let refused = tokio::select! {
+            refused = open("second") => refused.err().unwrap(),
+            () = beats => unreachable!("it never ends"),
+        };
+        assert_eq!(refused.kind, ErrorKind::Busy);
+        assert!(refused.to_string().contains("first"), "{refused}");
+        // Silent from here on: the next one waits, and is let in.
+        let third = open("third").await.unwrap();
+        assert_eq!(kind_of(first.heartbeat().await), ErrorKind::Stale);
+        let alive: Vec<String> = third.sessions().await.unwrap().into_iter().map(|s| s.hostname).collect();
+        assert_eq!(alive, ["third"]);
+        third.close().await.unwrap();
+        let before = tokio::time::Instant::now();
+        open("fourth").await.unwrap();
+        assert!(before.elapsed() < HEARTBEAT, "after a session that ended nobody waits");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn requests_wait_for_a_free_slot() {
     let v = Fixture::new(Arc::new(MemKv::new())).await;
     let dir = v.dir(ROOT, "d").await;

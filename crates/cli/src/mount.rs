@@ -267,7 +267,7 @@ async fn start_over(volume: &Volume, settings: &Settings) -> Result<Parts> {
         access: if options.read_only { WriteAccess::ReadOnly } else { WriteAccess::ReadWrite },
         kernel_caches_writes: options.writeback.unwrap_or(false) && cfg!(target_os = "linux"),
         atime: options.atime,
-        heartbeat: !exclusive,
+        heartbeat: !volume.url.is_exclusive(),
         ..VfsOptions::default()
     };
     let (meta, data) = (Arc::clone(&volume.meta), Arc::clone(&volume.data));

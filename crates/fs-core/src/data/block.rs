@@ -3,6 +3,8 @@
 //! Pure. A block that decodes is the block that was encoded: the checksum is looked at first, and a length that does
 //! not fit is damage as well, so that hostile bytes cost no more memory than the block's own length.
 
+use std::fmt;
+
 use bytes::Bytes;
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 use xxhash_rust::xxh3::xxh3_64;
@@ -27,57 +29,84 @@ pub fn is_zero(bytes: &[u8]) -> bool {
         && words.remainder().iter().all(|byte| *byte == 0)
 }
 
-/// Encodes blocks one after another into one buffer; keeps the compressor's table between them.
+/// A block kept raw shares the memory of what it was made from if it is at least this long; a shorter one is copied, so
+/// that it does not keep a large buffer.
+const SHARED_BYTES_MIN: usize = 32 << 10;
+
+/// Encodes blocks one after another. Made once and used for long: keeps the compressor's table and room for a job.
 pub(super) struct Encoder {
     table: CompressTable,
+    /// Stored bytes of the last blocks, as far as they are not shared, then room.
+    room: Vec<u8>,
+    room_used: usize,
     /// Blocks described so far.
     blocks: Vec<Block>,
-    /// Their stored bytes.
-    stored: Vec<u8>,
+    /// Stored bytes before those in `room`.
+    stored: Vec<Bytes>,
+}
+
+impl fmt::Debug for Encoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Encoder").field("blocks", &self.blocks.len()).finish_non_exhaustive()
+    }
 }
 
 impl Encoder {
     /// An encoder without blocks.
     pub(super) fn new() -> Encoder {
-        Encoder { table: CompressTable::default(), blocks: Vec::new(), stored: Vec::new() }
+        Encoder {
+            table: CompressTable::default(),
+            room: Vec::new(),
+            room_used: 0,
+            blocks: Vec::new(),
+            stored: Vec::new(),
+        }
     }
 
-    /// Makes room for `plain_len` plain bytes, so that pushing them moves nothing.
-    pub(super) fn reserve(&mut self, plain_len: usize) {
-        self.stored.reserve(plain_len + get_maximum_output_size(0) + plain_len / 255);
-    }
-
-    /// Appends one block. Stores it raw unless LZ4 saves at least 1/32 of it: less is not worth decompressing.
-    pub(super) fn push(&mut self, plain: &[u8]) {
-        let start = self.stored.len();
-        self.stored.resize(start + get_maximum_output_size(plain.len()), 0);
-        let compressed = compress_into_with_table(plain, &mut self.stored[start..], &mut self.table);
-        let raw = match compressed {
-            Ok(len) if len + plain.len() / 32 < plain.len() => {
-                self.stored.truncate(start + len);
-                false
-            }
-            _ => {
-                self.stored.truncate(start);
-                self.stored.extend_from_slice(plain);
-                true
-            }
+    /// Appends one block. Stores it raw unless LZ4 saves at least 1/32 of it: less is not worth decompressing. A long
+    /// raw block is not copied.
+    pub(super) fn push(&mut self, plain: Bytes) {
+        let start = self.room_used;
+        let end = start + get_maximum_output_size(plain.len());
+        if self.room.len() < end {
+            self.room.resize(end, 0);
+        }
+        let compressed = compress_into_with_table(&plain, &mut self.room[start..end], &mut self.table)
+            .ok()
+            .filter(|len| len + plain.len() / 32 < plain.len());
+        let stored = match compressed {
+            Some(len) => &self.room[start..start + len],
+            None => &plain,
         };
-        let stored = &self.stored[start..];
         self.blocks.push(Block {
             stored_len: u32::try_from(stored.len()).expect("a block is no longer than a chunk"),
-            raw,
+            raw: compressed.is_none(),
             checksum: xxh3_64(stored),
         });
+        match compressed {
+            Some(len) => self.room_used += len,
+            None if plain.len() < SHARED_BYTES_MIN => {
+                self.room[start..start + plain.len()].copy_from_slice(&plain);
+                self.room_used += plain.len();
+            }
+            None => {
+                self.leave_room();
+                self.stored.push(plain);
+            }
+        }
     }
 
-    /// The blocks and their bytes so far; the encoder is empty again.
-    pub(super) fn take(&mut self) -> (Vec<Block>, Bytes) {
-        let mut stored = std::mem::take(&mut self.stored);
-        if stored.capacity() - stored.len() > stored.len() / 8 + 64 {
-            stored.shrink_to_fit();
+    fn leave_room(&mut self) {
+        if self.room_used > 0 {
+            self.stored.push(Bytes::copy_from_slice(&self.room[..self.room_used]));
+            self.room_used = 0;
         }
-        (std::mem::take(&mut self.blocks), stored.into())
+    }
+
+    /// The blocks and their bytes so far, of which no block spans two pieces; the encoder is empty again.
+    pub(super) fn take(&mut self) -> (Vec<Block>, Vec<Bytes>) {
+        self.leave_room();
+        (std::mem::take(&mut self.blocks), std::mem::take(&mut self.stored))
     }
 }
 
@@ -107,9 +136,9 @@ mod tests {
 
     fn encode(plain: &[u8]) -> (Block, Bytes) {
         let mut encoder = Encoder::new();
-        encoder.push(plain);
+        encoder.push(Bytes::copy_from_slice(plain));
         let (blocks, stored) = encoder.take();
-        (blocks[0], stored)
+        (blocks[0], stored[0].clone())
     }
 
     #[test]
@@ -142,9 +171,10 @@ mod tests {
             .collect();
         let mut encoder = Encoder::new();
         for text in &texts {
-            encoder.push(text);
+            encoder.push(Bytes::copy_from_slice(text));
         }
         let (blocks, stored) = encoder.take();
+        let stored = Bytes::from(stored.concat());
         let mut at = 0;
         for (text, block) in texts.iter().zip(&blocks) {
             let part = stored.slice(at..at + block.stored_len as usize);

@@ -278,8 +278,9 @@ mod tests {
                 let plain: Vec<u8> =
                     (0..3000u16).map(|at| at.to_le_bytes()[0].wrapping_mul(number * 2 + run + 1)).collect();
                 let mut encoder = Encoder::new();
-                encoder.push(&plain);
+                encoder.push(plain.into());
                 let (list, stored) = encoder.take();
+                let stored = Bytes::from(stored.concat());
                 let run = PackedRun {
                     pack: PACK,
                     pack_offset,

@@ -50,6 +50,8 @@ pub(super) struct Uploader {
     lanes: Mutex<Lanes>,
     /// Compression jobs that may run.
     compute: Arc<Semaphore>,
+    /// Encoders that are not in use, at most one a job.
+    encoders: Arc<Mutex<Vec<Encoder>>>,
     /// PUTs that may be in flight.
     requests: Arc<Semaphore>,
     /// The store fails: told once, and once when it is over.
@@ -100,6 +102,7 @@ impl Uploader {
                 closed: false,
             }),
             compute: Arc::new(Semaphore::new(cores)),
+            encoders: Arc::default(),
             requests: Arc::new(Semaphore::new(options.uploads_max.max(1))),
             outage: AtomicBool::new(false),
             acknowledged: Mutex::new(Instant::now()),
@@ -130,7 +133,8 @@ impl Uploader {
         let jobs = cut_jobs(&runs, block_bytes);
         let total: usize = runs.iter().flat_map(|run| &run.bytes).map(Bytes::len).sum();
         let outputs = if total <= INLINE_BYTES {
-            jobs.into_iter().map(|job| run_job(job, block_bytes)).collect()
+            let mut encoder = Encoder::new();
+            jobs.into_iter().map(|job| run_job(&mut encoder, job, block_bytes)).collect()
         } else {
             future::try_join_all(jobs.into_iter().map(|job| self.spawn_job(job, block_bytes))).await?
         };
@@ -147,18 +151,24 @@ impl Uploader {
             .collect();
         for part in outputs.into_iter().flatten() {
             let whole = &mut encoded[part.run];
-            whole.memory.merge(self.options.memory.charge(part.stored.len() as u64));
+            let stored_len = part.stored.iter().map(|bytes| bytes.len() as u64).sum();
+            whole.memory.merge(self.options.memory.charge(stored_len));
             whole.blocks.extend(part.blocks);
-            whole.stored.push(part.stored);
+            whole.stored.extend(part.stored);
         }
         Ok(encoded)
     }
 
     async fn spawn_job(&self, job: Job, block_bytes: usize) -> Result<Vec<JobOutput>> {
         let permit = Arc::clone(&self.compute).acquire_owned().await.expect("never closed");
+        let encoders = Arc::clone(&self.encoders);
         let done = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            run_job(job, block_bytes)
+            let kept = encoders.lock().pop();
+            let mut encoder = kept.unwrap_or_else(Encoder::new);
+            let outputs = run_job(&mut encoder, job, block_bytes);
+            encoders.lock().push(encoder);
+            outputs
         });
         done.await.map_err(|error| Error::new(ErrorKind::Io, "compress").with_source(error))
     }
@@ -429,7 +439,7 @@ struct JobPart {
 struct JobOutput {
     run: usize,
     blocks: Vec<Block>,
-    stored: Bytes,
+    stored: Vec<Bytes>,
 }
 
 /// Cuts runs at block boundaries into jobs of about [`JOB_BYTES`]; small runs share one.
@@ -477,24 +487,19 @@ fn take_bytes(
     (taken, len - left)
 }
 
-fn run_job(job: Job, block_bytes: usize) -> Vec<JobOutput> {
-    let mut gathered = Vec::new();
+fn run_job(encoder: &mut Encoder, job: Job, block_bytes: usize) -> Vec<JobOutput> {
     let mut outputs = Vec::with_capacity(job.len());
-    let mut encoder = Encoder::new();
     for JobPart { run, plain } in job {
-        encoder.reserve(plain.iter().map(Bytes::len).sum());
         let mut pieces = plain.into_iter();
         let mut rest = pieces.next();
         while rest.is_some() {
-            let (block, _) = take_bytes(&mut rest, &mut pieces, block_bytes);
-            if let [whole] = block.as_slice() {
-                encoder.push(whole);
-            } else {
-                gathered.clear();
-                for piece in &block {
-                    gathered.extend_from_slice(piece);
+            let (mut block, _) = take_bytes(&mut rest, &mut pieces, block_bytes);
+            match (block.pop(), block.is_empty()) {
+                (Some(whole), true) => encoder.push(whole),
+                (last, _) => {
+                    block.extend(last);
+                    encoder.push(block.concat().into());
                 }
-                encoder.push(&gathered);
             }
         }
         let (blocks, stored) = encoder.take();

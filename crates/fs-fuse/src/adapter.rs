@@ -31,6 +31,7 @@ use rfs_core::vfs::{
 use tracing::{Span, debug, debug_span, warn};
 
 use crate::bridge::Bridge;
+use crate::buffers::Buffers;
 use crate::convert;
 use crate::mount::Sharing;
 use crate::notify::{Notice, Notices};
@@ -87,6 +88,7 @@ pub(crate) struct Adapter {
     ttl: Duration,
     /// Kept while the kernel caches writes.
     writers: Option<Arc<Writers>>,
+    buffers: Buffers,
 }
 
 impl Adapter {
@@ -96,7 +98,7 @@ impl Adapter {
             Sharing::Shared => SHARED_TTL,
         };
         let writers = (options.caching == Caching::Writes).then(Arc::default);
-        Adapter { vfs, bridge, notices, options, ttl, writers }
+        Adapter { vfs, bridge, notices, options, ttl, writers, buffers: Buffers::default() }
     }
 
     /// The table that a handle opened with `flags` is to be counted in.
@@ -694,7 +696,7 @@ impl Filesystem for Adapter {
             ino: number,
             fh,
             offset,
-            bytes: Bytes::copy_from_slice(data),
+            bytes: self.buffers.copy(data),
             origin,
             kill_suid_sgid: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
         };

@@ -9,6 +9,7 @@
 
 mod adapter;
 mod bridge;
+mod buffers;
 mod convert;
 #[cfg(target_os = "linux")]
 mod device;

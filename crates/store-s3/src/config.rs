@@ -141,7 +141,12 @@ fn parse_endpoint(value: &str) -> Result<String, &'static str> {
         && endpoint.has_host()
         && endpoint.username().is_empty()
         && endpoint.query().is_none();
-    if plain { Ok(value.trim_end_matches('/').to_owned()) } else { Err(EXPECTED) }
+    if !plain {
+        return Err(EXPECTED);
+    }
+    let trimmed = value.trim_end_matches('/');
+    // The SDK appends the bucket to a path as it is.
+    Ok(if endpoint.path() == "/" { trimmed.to_owned() } else { format!("{trimmed}/") })
 }
 
 fn parse_bool(value: &str) -> Option<bool> {

@@ -1,5 +1,5 @@
-//! Object stores for rfs: S3 over the AWS SDK, a local directory that keeps what it acknowledged, and memory, all
-//! behind the `object_store` crate's [`ObjectStore`](object_store::ObjectStore) trait.
+//! Object stores for rfs: S3 (with credentials, signer and HTTP client of the AWS SDK), a local directory that keeps
+//! what it acknowledged, and memory, all behind the `object_store` crate's [`ObjectStore`](object_store::ObjectStore) trait.
 //!
 //! [`open_store`] makes one from a URL and puts the decorators around it:
 //!

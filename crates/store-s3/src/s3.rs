@@ -1,6 +1,7 @@
-//! `ObjectStore` over the AWS SDK, one attempt a request.
+//! `ObjectStore` over S3, one attempt a request: the AWS SDK for control and listing, requests of this crate's own making
+//! for objects ([`direct`]).
 //!
-//! Owns: the SDK client, keys (prefix + location), the watch over a stalled attempt ([`body`]), and what S3's answers
+//! Owns: both clients, keys (prefix + location), the watch over a stalled attempt ([`body`]), and what S3's answers
 //! mean ([`answer`]). Refuses: repeating anything (that is [`Retrying`](crate::Retrying)) and bounding how many
 //! requests are in flight ([`Limited`](crate::Limited)).
 //!
@@ -18,10 +19,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use aws_credential_types::Credentials;
 use aws_sdk_s3::Client;
-use aws_sdk_s3::operation::get_object::GetObjectOutput;
-use aws_sdk_s3::operation::head_object::HeadObjectOutput;
-use aws_sdk_s3::primitives::{ByteStream, DateTime};
+use aws_sdk_s3::config::http::HttpResponse;
+use aws_sdk_s3::primitives::ByteStream;
 use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart, Delete, ObjectIdentifier};
+use aws_smithy_runtime_api::http::Headers;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
@@ -29,9 +30,9 @@ use futures::{FutureExt, StreamExt, TryStreamExt};
 use object_store::multipart::PartId;
 use object_store::path::Path;
 use object_store::{
-    Attribute, AttributeValue, Attributes, CopyMode, CopyOptions, GetOptions, GetRange, GetResult,
-    GetResultPayload, ListResult, MultipartId, MultipartUpload, ObjectMeta, ObjectStore, PutMode,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UpdateVersion,
+    Attributes, CopyMode, CopyOptions, GetOptions, GetRange, GetResult, GetResultPayload, ListResult,
+    MultipartId, MultipartUpload, ObjectMeta, ObjectStore, PutMode, PutMultipartOptions, PutOptions,
+    PutPayload, PutResult, Result, TagSet, UpdateVersion,
 };
 
 use crate::remote::{ListPage, Listing, PartsUpload, RemoteStore, list_all, list_one_level};
@@ -40,9 +41,14 @@ use crate::{Cause, RequestError, S3Config, StoreError};
 mod answer;
 mod body;
 mod connect;
+mod direct;
+mod identity;
 
-use answer::{chrono_time, content_range, request_error};
+use answer::{
+    attribute_header, attributes, chrono_time, content_range, http_time, object_meta, request_error,
+};
 use body::{Progress, SlicedBody};
+use direct::{Call, Direct};
 
 /// Bodies up to this many bytes are read whole into one buffer (32 MiB).
 const BUFFERED_MAX: u64 = 32 << 20;
@@ -58,6 +64,7 @@ pub struct S3Store {
 
 struct Inner {
     client: Client,
+    direct: Direct,
     config: S3Config,
 }
 
@@ -94,8 +101,8 @@ impl S3Store {
         config: S3Config,
         credentials: Option<Credentials>,
     ) -> Result<S3Store, StoreError> {
-        let client = connect::client(&config, credentials).await?;
-        Ok(S3Store { inner: Arc::new(Inner { client, config }) })
+        let (client, direct) = connect::connect(&config, credentials).await?;
+        Ok(S3Store { inner: Arc::new(Inner { client, direct, config }) })
     }
 
     /// The settings this was made with.
@@ -155,34 +162,42 @@ impl S3Store {
             .map_err(|error| error.at(location))
     }
 
-    fn body(payload: PutPayload, progress: &Progress) -> ByteStream {
-        ByteStream::from_body_1_x(SlicedBody::new(payload, progress.clone()))
+    /// One attempt of `call`; `read` makes of the answer what is wanted of it, within the attempt.
+    async fn attempt_call<T, F>(
+        &self,
+        location: &Path,
+        progress: &Progress,
+        call: Call,
+        read: impl FnOnce(HttpResponse) -> F + Send,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<T, RequestError>> + Send,
+    {
+        let operation = call.operation();
+        let send = async {
+            let answer = self.inner.direct.send(self.client(), self.bucket(), call).await?;
+            progress.bump();
+            read(answer).await
+        };
+        self.attempt(operation, location, progress, send.boxed()).await
+    }
+
+    fn conditional(call: Call, options: &GetOptions) -> Call {
+        call.header("if-match", options.if_match.clone())
+            .header("if-none-match", options.if_none_match.clone())
+            .header("if-modified-since", options.if_modified_since.and_then(http_time))
+            .header("if-unmodified-since", options.if_unmodified_since.and_then(http_time))
+            .query("versionId", options.version.clone())
     }
 
     async fn head(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let progress = Progress::default();
-        let request = self
-            .client()
-            .head_object()
-            .bucket(self.bucket())
-            .key(self.key(location))
-            .set_if_match(options.if_match)
-            .set_if_none_match(options.if_none_match)
-            .set_if_modified_since(options.if_modified_since.map(|t| DateTime::from_secs(t.timestamp())))
-            .set_if_unmodified_since(options.if_unmodified_since.map(|t| DateTime::from_secs(t.timestamp())))
-            .set_version_id(options.version);
-        let send = async { request.send().await.map_err(|e| request_error("HeadObject", e)) }.boxed();
-        let output = self.attempt("HeadObject", location, &progress, send).await?;
-        let size = output.content_length().and_then(|n| u64::try_from(n).ok()).unwrap_or(0);
+        let call = Self::conditional(Call::new("HeadObject", "HEAD", self.key(location)), &options);
+        let answer = self.attempt_call(location, &progress, call, async |answer| Ok(answer)).await?;
+        let size = content_length(answer.headers()).unwrap_or(0);
         Ok(GetResult {
-            attributes: head_attributes(&output),
-            meta: ObjectMeta {
-                location: location.clone(),
-                last_modified: chrono_time(output.last_modified()),
-                size,
-                e_tag: output.e_tag,
-                version: output.version_id,
-            },
+            attributes: attributes(answer.headers()),
+            meta: object_meta(location, size, answer.headers()),
             payload: GetResultPayload::Stream(stream::empty().boxed()),
             range: 0..size,
             extensions: object_store::Extensions::default(),
@@ -198,46 +213,25 @@ impl S3Store {
         let progress = Progress::default();
         let range = options.range.as_ref().map(GetRange::to_string);
         let ranged = range.is_some();
-        let request = self
-            .client()
-            .get_object()
-            .bucket(self.bucket())
-            .key(self.key(location))
-            .set_range(range)
-            .set_if_match(options.if_match)
-            .set_if_none_match(options.if_none_match)
-            .set_if_modified_since(options.if_modified_since.map(|t| DateTime::from_secs(t.timestamp())))
-            .set_if_unmodified_since(options.if_unmodified_since.map(|t| DateTime::from_secs(t.timestamp())))
-            .set_version_id(options.version);
-        let send = async {
-            let mut output = request.send().await.map_err(|e| request_error("GetObject", e))?;
-            progress.bump();
-            let (range, size) = answered_range(&output, ranged)?;
-            let len = range.end - range.start;
-            let buffered = match usize::try_from(len) {
-                Ok(len) if len as u64 <= BUFFERED_MAX => {
-                    Some(read_body(std::mem::take(&mut output.body), len, &progress).await?)
-                }
-                _ => None,
+        let call = Call::new("GetObject", "GET", self.key(location)).header("range", range);
+        let call = Self::conditional(call, &options);
+        let read = async |mut answer: HttpResponse| {
+            let (range, size) = answered_range(answer.headers(), ranged)?;
+            let body = ByteStream::new(answer.take_body());
+            let body = match usize::try_from(range.end - range.start) {
+                Ok(len) if len as u64 <= BUFFERED_MAX => Ok(read_body(body, len, &progress).await?),
+                _ => Err(body),
             };
-            Ok((output, range, size, buffered))
-        }
-        .boxed();
-        let (mut output, range, size, buffered) =
-            self.attempt("GetObject", location, &progress, send).await?;
-        let payload = match buffered {
-            Some(bytes) => stream::once(async { Ok(bytes) }).boxed(),
-            None => self.stream_body(location, std::mem::take(&mut output.body), range.end - range.start),
+            Ok((answer, range, size, body))
+        };
+        let (answer, range, size, body) = self.attempt_call(location, &progress, call, read).await?;
+        let payload = match body {
+            Ok(bytes) => stream::once(async { Ok(bytes) }).boxed(),
+            Err(body) => self.stream_body(location, body, range.end - range.start),
         };
         Ok(GetResult {
-            attributes: get_attributes(&output),
-            meta: ObjectMeta {
-                location: location.clone(),
-                last_modified: chrono_time(output.last_modified()),
-                size,
-                e_tag: output.e_tag,
-                version: output.version_id,
-            },
+            attributes: attributes(answer.headers()),
+            meta: object_meta(location, size, answer.headers()),
             payload: GetResultPayload::Stream(payload),
             range,
             extensions: object_store::Extensions::default(),
@@ -278,10 +272,9 @@ impl S3Store {
     async fn delete_batch(&self, locations: Vec<Path>) -> Vec<Result<Path>> {
         if let [location] = locations.as_slice() {
             let progress = Progress::default();
-            let request = self.client().delete_object().bucket(self.bucket()).key(self.key(location));
-            let send = async { request.send().await.map_err(|e| request_error("DeleteObject", e)) }.boxed();
-            let result = self.attempt("DeleteObject", location, &progress, send).await;
-            return vec![result.map(|_| location.clone())];
+            let call = Call::new("DeleteObject", "DELETE", self.key(location));
+            let result = self.attempt_call(location, &progress, call, async |_| Ok(())).await;
+            return vec![result.map(|()| location.clone())];
         }
         match self.delete_many(&locations).await {
             Ok(results) => results,
@@ -349,14 +342,15 @@ impl S3Store {
     }
 }
 
+fn content_length(headers: &Headers) -> Option<u64> {
+    headers.get("content-length")?.parse().ok()
+}
+
 /// The bytes that an answer holds and the size of the whole object.
-fn answered_range(output: &GetObjectOutput, ranged: bool) -> Result<(Range<u64>, u64), RequestError> {
+fn answered_range(headers: &Headers, ranged: bool) -> Result<(Range<u64>, u64), RequestError> {
     let invalid = |message: String| RequestError::new(Cause::Invalid, "GetObject", message);
-    let len = output
-        .content_length()
-        .and_then(|len| u64::try_from(len).ok())
-        .ok_or_else(|| invalid("the answer has no length".to_owned()))?;
-    match output.content_range() {
+    let len = content_length(headers).ok_or_else(|| invalid("the answer has no length".to_owned()))?;
+    match headers.get("content-range") {
         Some(text) => {
             let (range, size) =
                 content_range(text).ok_or_else(|| invalid(format!("Content-Range {text:?}")))?;
@@ -395,59 +389,26 @@ async fn read_body(mut body: ByteStream, len: usize, progress: &Progress) -> Res
     if buffer.len() == len { Ok(Bytes::from(buffer)) } else { Err(broken("the body ended early")) }
 }
 
-/// Sets the attributes that S3 has words for on a request builder.
-macro_rules! set_attributes {
-    ($request:expr, $attributes:expr, $operation:literal, $location:expr) => {{
-        let mut request = $request;
-        for (attribute, value) in $attributes {
-            let value = value.to_string();
-            request = match attribute {
-                Attribute::ContentDisposition => request.content_disposition(value),
-                Attribute::ContentEncoding => request.content_encoding(value),
-                Attribute::ContentLanguage => request.content_language(value),
-                Attribute::ContentType => request.content_type(value),
-                Attribute::CacheControl => request.cache_control(value),
-                Attribute::StorageClass => request.storage_class(value.as_str().into()),
-                Attribute::Metadata(name) => request.metadata(name.to_string(), value),
-                other => {
-                    let message = format!("the attribute {other:?} is not known");
-                    return Err(RequestError::new(Cause::Unsupported, $operation, message).at($location));
-                }
-            };
-        }
-        request
-    }};
+/// The headers that tell S3 of attributes.
+fn attribute_headers(attributes: &Attributes, operation: &'static str) -> Result<Headers, RequestError> {
+    let mut headers = Headers::new();
+    for (attribute, value) in attributes {
+        let name = attribute_header(attribute).ok_or_else(|| {
+            let message = format!("the attribute {attribute:?} is not known");
+            RequestError::new(Cause::Unsupported, operation, message)
+        })?;
+        headers.try_insert(name, value.to_string()).map_err(|error| {
+            let message = format!("the attribute {attribute:?} cannot be sent");
+            RequestError::new(Cause::Invalid, operation, message).with_source(error)
+        })?;
+    }
+    Ok(headers)
 }
 
-/// Collects the attributes of an answer; `GetObject` and `HeadObject` have the same fields in two types.
-macro_rules! attributes_of {
-    ($output:expr) => {{
-        let output = $output;
-        let mut attributes = Attributes::new();
-        let mut add = |attribute: Attribute, value: Option<&str>| {
-            if let Some(value) = value {
-                attributes.insert(attribute, AttributeValue::from(value.to_owned()));
-            }
-        };
-        add(Attribute::ContentDisposition, output.content_disposition());
-        add(Attribute::ContentEncoding, output.content_encoding());
-        add(Attribute::ContentLanguage, output.content_language());
-        add(Attribute::ContentType, output.content_type());
-        add(Attribute::CacheControl, output.cache_control());
-        add(Attribute::StorageClass, output.storage_class().map(|class| class.as_str()));
-        for (name, value) in output.metadata().into_iter().flatten() {
-            add(Attribute::Metadata(name.clone().into()), Some(value));
-        }
-        attributes
-    }};
-}
-
-fn head_attributes(output: &HeadObjectOutput) -> Attributes {
-    attributes_of!(output)
-}
-
-fn get_attributes(output: &GetObjectOutput) -> Attributes {
-    attributes_of!(output)
+/// The tags of an object as their header has them.
+fn tagging(tags: &TagSet) -> Option<String> {
+    let encoded = tags.encoded();
+    (!encoded.is_empty()).then(|| encoded.to_owned())
 }
 
 #[async_trait]
@@ -463,20 +424,17 @@ impl ObjectStore for S3Store {
                 return Err(error.at(location));
             }
         };
-        let request = self
-            .client()
-            .put_object()
-            .bucket(self.bucket())
-            .key(self.key(location))
-            .set_if_match(if_match)
-            .set_if_none_match(if_none_match)
-            .set_tagging((!options.tags.is_empty()).then(|| options.tags.encoded().to_owned()))
-            .body(Self::body(payload, &progress));
-        let request = set_attributes!(request, &options.attributes, "PutObject", location);
+        let mut call = Call::new("PutObject", "PUT", self.key(location))
+            .header("if-match", if_match)
+            .header("if-none-match", if_none_match)
+            .header("x-amz-tagging", tagging(&options.tags))
+            .body(SlicedBody::new(payload, progress.clone()));
+        let headers = attribute_headers(&options.attributes, "PutObject").map_err(|e| e.at(location))?;
+        for (name, value) in &headers {
+            call = call.header(name.to_owned(), Some(value.to_owned()));
+        }
         let send = async {
-            let output = request.customize().disable_payload_signing().send().await;
-            output.map_err(|e| {
-                let error = request_error("PutObject", e);
+            self.inner.direct.send(self.client(), self.bucket(), call).await.map_err(|error| {
                 match (error.cause(), &options.mode) {
                     (Cause::Precondition, PutMode::Create) => {
                         RequestError::new(Cause::AlreadyExists, "PutObject", "the object exists")
@@ -492,10 +450,11 @@ impl ObjectStore for S3Store {
             })
         }
         .boxed();
-        let output = self.attempt("PutObject", location, &progress, send).await?;
+        let answer = self.attempt("PutObject", location, &progress, send).await?;
+        let meta = object_meta(location, 0, answer.headers());
         Ok(PutResult {
-            e_tag: output.e_tag,
-            version: output.version_id,
+            e_tag: meta.e_tag,
+            version: meta.version,
             extensions: object_store::Extensions::default(),
         })
     }
@@ -564,9 +523,15 @@ impl RemoteStore for S3Store {
             .create_multipart_upload()
             .bucket(self.bucket())
             .key(self.key(location))
-            .set_tagging((!options.tags.is_empty()).then(|| options.tags.encoded().to_owned()));
-        let request = set_attributes!(request, &options.attributes, "CreateMultipartUpload", location);
+            .set_tagging(tagging(&options.tags));
+        let headers =
+            attribute_headers(&options.attributes, "CreateMultipartUpload").map_err(|e| e.at(location))?;
         let send = async {
+            let request = request.customize().mutate_request(move |request| {
+                for (name, value) in &headers {
+                    request.headers_mut().insert(name.to_owned(), value.to_owned());
+                }
+            });
             let output = request.send().await.map_err(|e| request_error("CreateMultipartUpload", e))?;
             output.upload_id.ok_or_else(|| {
                 RequestError::new(Cause::Invalid, "CreateMultipartUpload", "the answer has no upload id")
@@ -585,24 +550,17 @@ impl RemoteStore for S3Store {
     ) -> Result<PartId> {
         let progress = Progress::default();
         let number = part_number(index).map_err(|e| e.at(location))?;
-        let request = self
-            .client()
-            .upload_part()
-            .bucket(self.bucket())
-            .key(self.key(location))
-            .upload_id(id)
-            .part_number(number)
-            .body(Self::body(payload, &progress));
-        let send = async {
-            let output = request.customize().disable_payload_signing().send().await;
-            let output = output.map_err(|e| request_error("UploadPart", e))?;
-            let content_id = output
-                .e_tag
+        let call = Call::new("UploadPart", "PUT", self.key(location))
+            .query("partNumber", Some(number.to_string()))
+            .query("uploadId", Some(id.clone()))
+            .body(SlicedBody::new(payload, progress.clone()));
+        let read = async |answer: HttpResponse| {
+            let e_tag = answer.headers().get("etag").map(str::to_owned);
+            let content_id = e_tag
                 .ok_or_else(|| RequestError::new(Cause::Invalid, "UploadPart", "the answer has no ETag"))?;
             Ok(PartId { content_id })
-        }
-        .boxed();
-        self.attempt("UploadPart", location, &progress, send).await
+        };
+        self.attempt_call(location, &progress, call, read).await
     }
 
     async fn complete_multipart(

@@ -1,5 +1,6 @@
 //! What S3's answers mean: errors to causes, headers to numbers.
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::ops::Range;
 
@@ -7,7 +8,11 @@ use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_s3::config::http::HttpResponse;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_s3::operation::RequestId;
-use aws_sdk_s3::primitives::DateTime;
+use aws_sdk_s3::primitives::{DateTime, DateTimeFormat};
+use aws_smithy_runtime_api::client::result::ConnectorError;
+use aws_smithy_runtime_api::http::Headers;
+use object_store::path::Path;
+use object_store::{Attribute, AttributeValue, Attributes, ObjectMeta};
 
 use crate::error::chain;
 use crate::{Cause, RequestError};
@@ -24,8 +29,7 @@ where
             let code = service.err().code().unwrap_or_default();
             let said = service.err().message().unwrap_or_default();
             let status = status.unwrap_or_default();
-            let id = error.request_id().map(|id| format!(", request {id}")).unwrap_or_default();
-            (cause_of(Some(status), code), format!("{code} {said} (HTTP {status}{id})").trim().to_owned())
+            (cause_of(Some(status), code), refusal_text(status, code, said, error.request_id()))
         }
         SdkError::ResponseError(_) => match status {
             Some(status @ 500..) => (Cause::Server, format!("HTTP {status}")),
@@ -49,6 +53,46 @@ where
         },
     };
     RequestError::new(cause, operation, message).with_source(error)
+}
+
+fn refusal_text(status: u16, code: &str, said: &str, request_id: Option<&str>) -> String {
+    let id = request_id.map(|id| format!(", request {id}")).unwrap_or_default();
+    format!("{code} {said} (HTTP {status}{id})").trim().to_owned()
+}
+
+/// The error that an answer with this status and body stands for.
+pub(super) fn refused(
+    operation: &'static str,
+    status: u16,
+    request_id: Option<&str>,
+    body: &str,
+) -> RequestError {
+    let code = element(body, "Code").unwrap_or_default();
+    let said = element(body, "Message").unwrap_or_default();
+    RequestError::new(cause_of(Some(status), code), operation, refusal_text(status, code, said, request_id))
+}
+
+/// The text of the first XML element of this name. S3's codes need no unescaping, and its messages are for reading.
+fn element<'a>(xml: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = xml.split_once(&format!("<{name}>"))?;
+    rest.split_once("</").map(|(text, _)| text.trim())
+}
+
+/// The HTTP client's error as this crate's.
+pub(super) fn connector_error(operation: &'static str, error: ConnectorError) -> RequestError {
+    let cause = if error.is_timeout() {
+        Cause::Timeout
+    } else if error.is_user() {
+        Cause::Invalid
+    } else {
+        Cause::Connection
+    };
+    RequestError::new(cause, operation, innermost(&error)).with_source(error)
+}
+
+/// The error of a credentials provider as this crate's.
+pub(super) fn credentials_error(operation: &'static str, error: CredentialsError) -> RequestError {
+    RequestError::new(credentials_cause(&error), operation, innermost(&error)).with_source(error)
 }
 
 fn credentials_cause(error: &CredentialsError) -> Cause {
@@ -147,9 +191,100 @@ pub(super) fn chrono_time(time: Option<&DateTime>) -> chrono::DateTime<chrono::U
         .unwrap_or_default()
 }
 
+/// A time as HTTP headers have it.
+pub(super) fn http_time(time: chrono::DateTime<chrono::Utc>) -> Option<String> {
+    DateTime::from_secs(time.timestamp()).fmt(DateTimeFormat::HttpDate).ok()
+}
+
+/// An object from the headers of an answer about it.
+pub(super) fn object_meta(location: &Path, size: u64, headers: &Headers) -> ObjectMeta {
+    let time =
+        headers.get("last-modified").and_then(|t| DateTime::from_str(t, DateTimeFormat::HttpDate).ok());
+    ObjectMeta {
+        location: location.clone(),
+        last_modified: chrono_time(time.as_ref()),
+        size,
+        e_tag: headers.get("etag").map(str::to_owned),
+        version: headers.get("x-amz-version-id").map(str::to_owned),
+    }
+}
+
+/// The header that an attribute is sent and told in; `None` for those that S3 has no word for.
+pub(super) fn attribute_header(attribute: &Attribute) -> Option<Cow<'static, str>> {
+    Some(match attribute {
+        Attribute::ContentDisposition => "content-disposition".into(),
+        Attribute::ContentEncoding => "content-encoding".into(),
+        Attribute::ContentLanguage => "content-language".into(),
+        Attribute::ContentType => "content-type".into(),
+        Attribute::CacheControl => "cache-control".into(),
+        Attribute::StorageClass => "x-amz-storage-class".into(),
+        Attribute::Metadata(name) => format!("{METADATA_PREFIX}{name}").into(),
+        _ => return None,
+    })
+}
+
+const METADATA_PREFIX: &str = "x-amz-meta-";
+
+/// The attributes among the headers of an answer.
+pub(super) fn attributes(headers: &Headers) -> Attributes {
+    let attribute = |name: &str| {
+        Some(match name {
+            "content-disposition" => Attribute::ContentDisposition,
+            "content-encoding" => Attribute::ContentEncoding,
+            "content-language" => Attribute::ContentLanguage,
+            "content-type" => Attribute::ContentType,
+            "cache-control" => Attribute::CacheControl,
+            "x-amz-storage-class" => Attribute::StorageClass,
+            _ => Attribute::Metadata(name.strip_prefix(METADATA_PREFIX)?.to_owned().into()),
+        })
+    };
+    headers
+        .iter()
+        .filter_map(|(name, value)| Some((attribute(name)?, AttributeValue::from(value.to_owned()))))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_is_read_from_its_body_and_else_from_its_status() {
+        let body = "<?xml version=\"1.0\"?>\n<Error><Code>SlowDown</Code><Message>Less.</Message></Error>";
+        let error = refused("PutObject", 503, Some("id"), body);
+        assert_eq!(error.cause(), Cause::Throttled);
+        assert_eq!(error.to_string(), "PutObject: SlowDown Less. (HTTP 503, request id)");
+        for (status, body, cause) in [
+            (404, "", Cause::NotFound),
+            (404, "<Error><Code>NoSuchBucket</Code></Error>", Cause::NoBucket),
+            (301, "<html>Moved</html>", Cause::WrongRegion),
+            (400, "<Error><Code>ExpiredToken</Code>", Cause::ExpiredCredentials),
+            (502, "<Code>", Cause::Server),
+        ] {
+            assert_eq!(refused("HeadObject", status, None, body).cause(), cause, "{status} {body}");
+        }
+    }
+
+    #[test]
+    fn attributes_and_times_survive_headers() {
+        let sent: Attributes = [
+            (Attribute::ContentType, "text/csv"),
+            (Attribute::StorageClass, "STANDARD_IA"),
+            (Attribute::Metadata("colour".into()), "blue"),
+        ]
+        .into_iter()
+        .collect();
+        let mut headers = Headers::new();
+        headers.insert("etag", "\"e\"");
+        headers.insert("last-modified", "Wed, 21 Oct 2015 07:28:00 GMT");
+        for (attribute, value) in &sent {
+            headers.insert(attribute_header(attribute).unwrap(), value.to_string());
+        }
+        assert_eq!(attributes(&headers), sent);
+        let meta = object_meta(&Path::from("a"), 7, &headers);
+        assert_eq!((meta.size, meta.e_tag.as_deref()), (7, Some("\"e\"")));
+        assert_eq!(http_time(meta.last_modified).unwrap(), "Wed, 21 Oct 2015 07:28:00 GMT");
+    }
 
     #[test]
     fn codes_come_before_statuses() {

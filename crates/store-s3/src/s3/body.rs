@@ -76,6 +76,11 @@ impl SlicedBody {
         pieces.reverse();
         SlicedBody { pieces, left, progress }
     }
+
+    /// Bytes still to be sent.
+    pub(super) fn len(&self) -> u64 {
+        self.left
+    }
 }
 
 impl Body for SlicedBody {

@@ -1,4 +1,5 @@
-//! The SDK's client from an [`S3Config`]: TLS, credentials, and everything of the SDK that is turned off.
+//! The SDK's client, and what sends requests beside it, from an [`S3Config`]: TLS, credentials, and everything of the SDK
+//! that is turned off.
 
 use std::path::Path;
 
@@ -7,29 +8,36 @@ use aws_config::meta::region::RegionProviderChain;
 use aws_config::profile::ProfileFileRegionProvider;
 use aws_config::{BehaviorVersion, Region};
 use aws_credential_types::Credentials;
+use aws_credential_types::provider::error::CredentialsError;
+use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::retry::RetryConfig;
 use aws_sdk_s3::config::timeout::TimeoutConfig;
 use aws_sdk_s3::config::{
-    RequestChecksumCalculation, ResponseChecksumValidation, SharedHttpClient, StalledStreamProtectionConfig,
+    RequestChecksumCalculation, ResponseChecksumValidation, StalledStreamProtectionConfig,
 };
-use aws_smithy_http_client::Builder;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
 use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
+use aws_smithy_http_client::{Builder, Connector};
+use aws_smithy_runtime_api::client::http::HttpConnectorSettings;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
+use super::direct::Direct;
+use super::identity::Identities;
 use crate::{S3Config, StoreError};
 
 /// What servers that know no regions call theirs.
 const REGION_DEFAULT: &str = "us-east-1";
 
-/// Makes the client. Reads the environment and the AWS profile files; credentials are looked for at the first request.
-pub(super) async fn client(
+/// Makes both. Reads the environment and the AWS profile files; credentials are looked for at the first request.
+pub(super) async fn connect(
     config: &S3Config,
     credentials: Option<Credentials>,
-) -> Result<Client, StoreError> {
-    let https = https_client(config.ca_bundle.as_deref())?;
+) -> Result<(Client, Direct), StoreError> {
+    let tls = Provider::Rustls(CryptoMode::Ring);
+    let context = tls_context(config.ca_bundle.as_deref())?;
+    let https = Builder::new().tls_provider(tls.clone()).tls_context(context.clone()).build_https();
     let timeouts = TimeoutConfig::builder().connect_timeout(config.connect_timeout).build();
     let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12())
         .http_client(https.clone())
@@ -60,23 +68,42 @@ pub(super) async fn client(
         .force_path_style(config.path_style)
         .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
         .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
-    if shared.endpoint_url().is_some_and(|url| url.starts_with("http://")) {
+    let settings = HttpConnectorSettings::builder().connect_timeout(config.connect_timeout).build();
+    let connector = Connector::builder().connector_settings(settings);
+    let connector = if shared.endpoint_url().is_some_and(|url| url.starts_with("http://")) {
         // Without TLS there is no need for certificates, which a small container may not have.
         builder = builder.http_client(Builder::new().build_http());
-    }
-    Ok(Client::from_conf(builder.build()))
+        connector.build_http()
+    } else {
+        connector.tls_provider(tls).tls_context(context).build()
+    };
+    let provider =
+        shared.credentials_provider().unwrap_or_else(|| SharedCredentialsProvider::new(NoProvider));
+    Ok((Client::from_conf(builder.build()), Direct::new(connector, Identities::new(provider))))
 }
 
-fn https_client(ca_bundle: Option<&Path>) -> Result<SharedHttpClient, StoreError> {
+/// What stands for a chain that does not exist.
+#[derive(Debug)]
+struct NoProvider;
+
+impl ProvideCredentials for NoProvider {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        future::ProvideCredentials::ready(Err(CredentialsError::not_loaded("no credentials are configured")))
+    }
+}
+
+fn tls_context(ca_bundle: Option<&Path>) -> Result<TlsContext, StoreError> {
     let mut trust = TrustStore::default();
     if let Some(path) = ca_bundle {
         trust = trust.with_pem_certificate(checked_bundle(path)?);
     }
-    let context = TlsContext::builder()
+    TlsContext::builder()
         .with_trust_store(trust)
         .build()
-        .map_err(|e| StoreError::Config(format!("cannot set up TLS: {e}")))?;
-    Ok(Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).tls_context(context).build_https())
+        .map_err(|e| StoreError::Config(format!("cannot set up TLS: {e}")))
 }
 
 /// The bundle's text. It is checked here because the HTTP client panics on one that does not parse.
@@ -96,7 +123,7 @@ fn checked_bundle(path: &Path) -> Result<Vec<u8>, StoreError> {
     Ok(pem)
 }
 
-/// Encodes a copy source for its header; slashes stay.
+/// Encodes a key for a URL or a header; slashes stay.
 pub(super) fn percent_encode(key: &str) -> String {
     let mut encoded = String::with_capacity(key.len());
     for byte in key.bytes() {

@@ -110,9 +110,9 @@ class Target:
         """Of the filesystem's own processes, and of its metadata server's."""
         return self.group.cpu_seconds(), self.meta_group.cpu_seconds() if self.meta_group else 0.0
 
-    def start_mount(self, *argv: object, seconds: float = 60) -> None:
-        """Starts a program that serves the mount point."""
-        process = self.group.start(*argv, log=self.log, env=self.server.env)
+    def start_mount(self, *argv: object, env: dict[str, str] | None = None, seconds: float = 60) -> None:
+        """Starts a program that serves the mount point; with the server's credentials, unless `env` says otherwise."""
+        process = self.group.start(*argv, log=self.log, env=env or self.server.env)
         wait_for(lambda: is_mounted(self.mount_point) or process.poll() is not None, seconds, "mount")
         if not is_mounted(self.mount_point):
             raise Failed(f"{argv[0]} ended with {process.returncode}: {self.log_end()}")

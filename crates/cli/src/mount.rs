@@ -43,7 +43,8 @@ pub(crate) struct Args {
     pub(crate) meta_url: Option<MetaUrl>,
     /// Where to: an existing, empty directory
     pub(crate) mountpoint: PathBuf,
-    /// Return when the mount answers, and go on in the background
+    /// Return when the mount answers, and go on in the background; logs to ~/.local/state/rfs/mount.log unless --log-file
+    /// says otherwise
     #[arg(short, long)]
     pub(crate) daemon: bool,
     /// Mount options, as in fstab: ro, allow_other, noatime, nosuid, nonempty, …; also memory=, cache-dir=, cache-size=,
@@ -56,16 +57,16 @@ pub(crate) struct Args {
     /// Other users may use the mount, as far as permission bits let them (as -o allow_other)
     #[arg(long)]
     pub(crate) allow_other: bool,
-    /// Memory for caches and for what is waiting to be stored
+    /// Memory for caches and for what is waiting to be stored (256MiB unless said otherwise)
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Size>,
     /// Keep contents that were read in this directory, too
     #[arg(long, value_name = "DIR")]
     pub(crate) cache_dir: Option<PathBuf>,
-    /// Most bytes in the cache directory
+    /// Most bytes in the cache directory (10GiB unless said otherwise)
     #[arg(long, value_name = "SIZE")]
     pub(crate) cache_size: Option<Size>,
-    /// How long a request to the store is tried until programs get an I/O error; 0 is for ever
+    /// How long a request to the store is tried until programs get an I/O error; 0 is for ever (5m unless said otherwise)
     #[arg(long, value_name = "TIME")]
     pub(crate) io_timeout: Option<Span>,
     /// Whether the kernel collects writes: for programs that write in small pieces, on a volume that one machine owns and
@@ -150,6 +151,13 @@ impl Settings {
             staging: args.staging,
             staging_max: args.staging_max.unwrap_or(STAGING_MAX_DEFAULT),
         })
+    }
+}
+
+impl Settings {
+    /// How long the store is waited for; `None`: for ever.
+    fn io_timeout(&self) -> Option<Duration> {
+        Some(self.io_timeout).filter(|timeout| !timeout.is_zero())
     }
 }
 
@@ -268,6 +276,8 @@ async fn start_over(volume: &Volume, settings: &Settings) -> Result<Parts> {
         kernel_caches_writes: options.writeback.unwrap_or(false) && cfg!(target_os = "linux"),
         atime: options.atime,
         heartbeat: !volume.url.is_exclusive(),
+        io_timeout: settings.io_timeout(),
+        store_room: volume.store_room(),
         ..VfsOptions::default()
     };
     let (meta, data) = (Arc::clone(&volume.meta), Arc::clone(&volume.data));
@@ -297,9 +307,7 @@ async fn attach(
         options: settings.options.clone(),
         sharing: if volume.url.is_exclusive() { Sharing::Exclusive } else { Sharing::Shared },
         threads: None,
-        answer_within: Some(settings.io_timeout)
-            .filter(|timeout| !timeout.is_zero())
-            .map(|timeout| timeout * 2 + Duration::from_secs(30)),
+        answer_within: settings.io_timeout().map(|timeout| timeout * 2 + Duration::from_secs(30)),
         replace_dead: true,
     };
     let (vfs, runtime) = (Arc::clone(vfs), Handle::current());

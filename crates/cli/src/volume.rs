@@ -10,7 +10,7 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use rfs_core::data::{Budget, Data, DataOptions, DiskCacheOptions, LostPack, OnLost, StagingOptions};
 use rfs_core::meta::{self, FormatOptions, Meta, OpenOptions, Sharing};
 use rfs_core::types::{Clock, ErrorKind, SessionId, SystemClock};
-use rfs_core::vfs::staging;
+use rfs_core::vfs::{StoreRoom, staging};
 use rfs_kv::Kv;
 use rfs_store_s3::StoreMetrics;
 use serde::{Deserialize, Serialize};
@@ -200,6 +200,24 @@ impl Volume {
     /// Closes the engine, after a `Vfs` has closed the rest.
     pub(crate) async fn release(&self) -> Result<()> {
         self.kv.close().await.exit(Exit::MetadataDown, "closing the metadata store")
+    }
+
+    /// How much more the store can take, if it is a local directory.
+    pub(crate) fn store_room(&self) -> Option<Arc<dyn StoreRoom>> {
+        match self.record.store_url.parse() {
+            Ok(StoreUrl::File(directory)) => Some(Arc::new(DiskOf(directory))),
+            _ => None,
+        }
+    }
+
+/// The disk that a directory is on.
+#[derive(Debug)]
+struct DiskOf(PathBuf);
+
+impl StoreRoom for DiskOf {
+    fn bytes_free(&self) -> Option<u64> {
+        let disk = rustix::fs::statvfs(&self.0).ok()?;
+        disk.f_bavail.checked_mul(disk.f_frsize)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -148,8 +149,18 @@ fn info_and_status_tell_what_is_there(backend: Backend) {
     assert!(status.is_object(), "{status}");
     let fsck = run(volume.rfs(&["fsck", "--data"]).arg(mount.path()), limit);
     assert!(fsck.success(), "fsck of a mounted volume: {}{}", fsck.stdout, fsck.stderr);
-    let df = run_ok(Command::new("df").arg(mount.path()), limit);
-    assert!(df.stdout.lines().count() == 2, "{}", df.stdout);
+    let free = |path: &Path| {
+        let df = run_ok(Command::new("df").args(["--block-size=1", "--output=avail"]).arg(path), limit);
+        df.stdout.lines().nth(1).expect("a line below the heading").trim().parse::<u64>().unwrap()
+    };
+    match backend {
+        // Others use the disk meanwhile.
+        Backend::LocalDirectory => {
+            let (shown, disk) = (free(mount.path()), free(&volume.dir.path().join("store")));
+            assert!(shown.abs_diff(disk) < 8 << 30, "{shown} bytes free, {disk} on the store's disk");
+        }
+        Backend::S3 | Backend::FoundationDb => assert!(free(mount.path()) > 0),
+    }
     drop(file);
     mount.unmount();
 }

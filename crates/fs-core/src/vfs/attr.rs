@@ -1,13 +1,13 @@
 //! Attributes: the metadata's, brought up to date by what is known of files in memory.
 
+use super::Vfs;
 use super::handle::{Found, InodeRef, Reach};
 use super::inode::{Fresh, SetIds};
 use super::request::{AtimeMode, Fh, Statfs};
-use super::{Vfs, WriteAccess};
 use crate::meta::{Membership, SetattrArgs};
 use crate::types::{Attr, Caller, ErrorKind, Ino, Kind, NAME_BYTES_MAX, Result, SetAttr, SetTime, Timestamp};
 
-/// What a volume without limits says is free, in bytes: 1 PiB.
+/// What a volume without limits says is free if the store does not say how much it can take, in bytes: 1 PiB.
 const FREE_WITHOUT_LIMIT: u64 = 1 << 50;
 /// The same in inodes.
 const INODES_FREE_WITHOUT_LIMIT: u64 = 1 << 31;
@@ -176,7 +176,7 @@ impl Vfs {
         if mask & W_OK != 0 && stored { self.check_writable() } else { Ok(()) }
     }
 
-    /// Sizes of the volume (statfs(2)); dirty bytes count as used.
+    /// Sizes of the volume (statfs(2)); dirty bytes count as used. No more is free than the store can take.
     ///
     /// # Errors
     /// `Io`.
@@ -184,13 +184,16 @@ impl Vfs {
         let stored = self.meta.statfs().await?;
         let reserved = self.reserved_bytes.load(std::sync::atomic::Ordering::Relaxed);
         let bytes_used = stored.used_bytes.saturating_add(reserved);
-        let total = |limit: Option<u64>, used: u64, free: u64| limit.unwrap_or(used.saturating_add(free));
-        let bytes_total = total(stored.capacity, bytes_used, FREE_WITHOUT_LIMIT);
-        let inodes_total = total(stored.inodes_max, stored.inodes_used, INODES_FREE_WITHOUT_LIMIT);
+        let store_room = self.options.store_room.as_ref().and_then(|room| room.bytes_free());
+        let store_room = store_room.unwrap_or(FREE_WITHOUT_LIMIT);
+        let bytes_total = stored.capacity.unwrap_or(bytes_used.saturating_add(store_room));
+        let bytes_free = bytes_total.saturating_sub(bytes_used).min(store_room);
+        let unlimited = stored.inodes_used.saturating_add(INODES_FREE_WITHOUT_LIMIT);
+        let inodes_total = stored.inodes_max.unwrap_or(unlimited);
         Ok(Statfs {
             block_bytes: 4096,
             bytes_total,
-            bytes_free: bytes_total.saturating_sub(bytes_used),
+            bytes_free,
             inodes_total,
             inodes_free: inodes_total.saturating_sub(stored.inodes_used),
             name_bytes_max: u32::try_from(NAME_BYTES_MAX).unwrap_or(u32::MAX),
@@ -243,11 +246,6 @@ impl Vfs {
         if self.known.forget(ino, count) == Reach::Unreachable {
             self.collector.reap_later(ino);
         }
-    }
-
-    /// Access as it was asked for at mount time or by the last remount.
-    pub fn write_access(&self) -> WriteAccess {
-        if self.is_read_only() { WriteAccess::ReadOnly } else { WriteAccess::ReadWrite }
     }
 }
 

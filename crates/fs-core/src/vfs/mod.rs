@@ -40,7 +40,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub use request::{
     AccessMode, AtimeMode, CopyArgs, DirEntry, DirSink, FallocateMode, Fh, FsyncMode, GcReport, NewNode,
     NodeKind, OpenFlags, Opened, ReaddirArgs, ReaddirMode, RenameArgs, RenameMode, ShutdownReport, Statfs,
-    SyncMode, Unsaved, VfsOptions, VfsStats, Whence, WriteAccess, WriteArgs, WriteOrigin, XattrMode,
+    StoreRoom, SyncMode, Unsaved, VfsOptions, VfsStats, Whence, WriteAccess, WriteArgs, WriteOrigin,
+    XattrMode,
 };
 
 use flush::Flusher;

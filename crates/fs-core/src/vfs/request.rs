@@ -1,6 +1,8 @@
 //! What callers of [`Vfs`](super::Vfs) pass in and get back: plain data, no behaviour.
 
+use std::fmt;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -234,7 +236,8 @@ pub enum FsyncMode {
     All,
 }
 
-/// Sizes of the volume, in bytes and inodes. Without a limit, `total` is what is used plus a very large number.
+/// Sizes of the volume, in bytes and inodes. Without a limit, `total` is what is used plus what the store can take, or a
+/// very large number if that is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Statfs {
     /// Bytes of a block, for `f_bsize`.
@@ -271,6 +274,12 @@ pub enum WriteAccess {
     ReadOnly,
 }
 
+/// Tells how much more a store can take.
+pub trait StoreRoom: fmt::Debug + Send + Sync {
+    /// Free bytes; `None` when they cannot be told now. Asked at every statfs(2): must be quick.
+    fn bytes_free(&self) -> Option<u64>;
+}
+
 /// Settings of a mount.
 #[derive(Debug, Clone)]
 pub struct VfsOptions {
@@ -292,6 +301,8 @@ pub struct VfsOptions {
     pub gc_interval: Duration,
     /// Whether the session must give signs of life (`Sharing::Leased`).
     pub heartbeat: bool,
+    /// How much the store can still take; `None` where nobody knows, as with S3.
+    pub store_room: Option<Arc<dyn StoreRoom>>,
 }
 
 impl Default for VfsOptions {
@@ -306,6 +317,7 @@ impl Default for VfsOptions {
             compact_groups: 32,
             gc_interval: Duration::from_mins(1),
             heartbeat: false,
+            store_room: None,
         }
     }
 }

@@ -174,6 +174,33 @@ async fn holes_that_are_copied_take_no_room() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_more_is_free_than_the_store_can_take() {
+    #[derive(Debug)]
+    struct Room(Option<u64>);
+    impl StoreRoom for Room {
+        fn bytes_free(&self) -> Option<u64> {
+            self.0
+        }
+    }
+    for (capacity, room, free) in [
+        (None, None, 1 << 50),
+        (None, Some(5_000_000), 5_000_000),
+        (Some(1_000_000), Some(5_000_000), 900_000),
+        (Some(1_000_000), Some(300_000), 300_000),
+    ] {
+        let mut world = World::with_limits(VolumeLimits { capacity, ..VolumeLimits::default() }).await;
+        world.options.store_room = Some(Arc::new(Room(room)));
+        let vfs = world.mount().await;
+        let file = create(&vfs, "f").await;
+        write(&vfs, file, 0, Dice(1).bytes(100_000)).await.unwrap();
+        let statfs = vfs.statfs().await.unwrap();
+        assert_eq!(statfs.bytes_free, free, "{capacity:?}, {room:?}");
+        assert_eq!(statfs.bytes_total, capacity.unwrap_or(free + 100_000));
+        unmount(vfs).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn garbage_is_collected_and_nothing_else() {
     let world = World::new().await;
     let vfs = world.mount().await;

@@ -66,7 +66,7 @@ async fn empty(kv: &dyn Kv, url: &MetaUrl, yes: bool) -> Result<u64> {
 }
 
 /// Deletes what is staged beside the metadata.
-fn remove_staged(url: &MetaUrl, record: &Volume) -> Result<()> {
+pub(crate) fn remove_staged(url: &MetaUrl, record: &Volume) -> Result<()> {
     let Some(dir) = url.staging_dir() else { return Ok(()) };
     let own = dir.join(record.uuid.to_string());
     match std::fs::remove_dir_all(&own) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use object_store::ObjectStore;
-use rfs_core::meta::{Codec, FormatOptions, VolumeLimits};
+use rfs_core::meta::{self, Codec, FormatOptions, VolumeLimits};
 use rfs_kv::Kv;
 use rfs_store_s3::StoreMetrics;
 use serde::Serialize;
@@ -16,10 +16,9 @@ use uuid::Uuid;
 
 use crate::engine::{self, Missing, StoreSettings};
 use crate::exit::{Exit, Failure, Result, ResultExt};
-use crate::output;
 use crate::settings::{Size, Span};
 use crate::url::{MetaUrl, StoreUrl};
-use crate::volume;
+use crate::{destroy, output, volume};
 
 /// Make a volume
 ///
@@ -79,6 +78,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit> {
     let block_bytes =
         block_bytes.ok_or_else(|| Failure::usage("--block-size must be a power of two from 4KiB to 4MiB"))?;
     let limits = VolumeLimits { capacity: args.capacity.map(|size| size.0), inodes: args.inodes };
+    if limits.capacity == Some(0) || limits.inodes == Some(0) {
+        return Err(Failure::usage("a limit of 0 would leave no room for anything: leave it out for none"));
+    }
     let codec = match args.compression {
         Compression::Lz4 => Codec::Lz4,
         Compression::None => Codec::None,
@@ -108,24 +110,46 @@ pub(crate) fn run(args: &Args) -> Result<Exit> {
 
 /// Makes the embedded default volume below `directory`, unless it is there.
 pub(crate) async fn embedded(directory: &Path) -> Result<MetaUrl> {
-    let meta = MetaUrl::Redb(directory.join("meta.redb"));
-    if directory.join("meta.redb").exists() {
-        return Ok(meta.canonical());
-    }
     std::fs::create_dir_all(directory).doing(format!("making {}", directory.display()))?;
+    let directory = crate::url::canonical(directory);
+    let path = directory.join("meta.redb");
+    let meta = MetaUrl::Redb(path.clone());
+    // Making it may have been interrupted between the file and the volume in it: the store was free then.
+    let interrupted = path.exists();
+    if interrupted {
+        volume::refuse_mounted(&meta)?;
+        if holds_volume(&meta).await? {
+            return Ok(meta);
+        }
+    }
     let plan = Plan {
-        meta: meta.canonical(),
-        store: StoreUrl::File(crate::url::canonical(directory).join("store")),
+        meta: meta.clone(),
+        store: StoreUrl::File(directory.join("store")),
         block_bytes: 128 << 10,
         codec: Codec::Lz4,
         limits: VolumeLimits::default(),
         io_timeout: Duration::from_secs(30),
-        force: false,
+        force: interrupted,
     };
-    let meta = plan.meta.clone();
     plan.format().await?;
     tracing::info!(volume = %meta, "made the embedded volume");
     Ok(meta)
+}
+
+async fn holds_volume(meta: &MetaUrl) -> Result<bool> {
+    let kv = engine::open_kv(meta, Missing::Fail).await?;
+    let found = volume::read_record(&*kv).await;
+    kv.close().await.exit(Exit::MetadataDown, "closing the metadata store")?;
+    Ok(found?.is_some())
+}
+
+/// What is at META_URL before.
+#[derive(Debug)]
+enum Held {
+    /// Nothing that matters.
+    NoVolume,
+    /// Something that is to be cleared away; a volume, if it can be read.
+    GivenUp(Option<Box<meta::Volume>>),
 }
 
 /// Everything that formatting needs to know.
@@ -141,7 +165,7 @@ struct Plan {
 
 impl Plan {
     async fn format(self) -> Result<Formatted> {
-        self.check_metadata_is_free().await?;
+        let held = self.look_at_metadata().await?;
         let settings = StoreSettings {
             io_timeout: Some(self.io_timeout),
             missing: Missing::Create,
@@ -149,10 +173,17 @@ impl Plan {
         };
         let store = engine::open_store(&self.store, &settings).await?;
         let probed = engine::probe(&store).await?;
+        // Only now is anything given up: a mistake in the store's URL must not cost the old volume.
         if self.force {
             volume::erase_store(&store, &mut |_| {}).await?;
         } else {
             volume::check_store_is_free(&store, &self.store).await?;
+        }
+        if let Held::GivenUp(record) = held {
+            self.clear_metadata().await?;
+            if let Some(record) = record {
+                destroy::remove_staged(&self.meta, &record)?;
+            }
         }
         let kv = engine::open_kv(&self.meta, Missing::Create).await?;
         let made = self.make(&*kv, &store).await;
@@ -171,13 +202,13 @@ impl Plan {
         })
     }
 
-    /// Refuses to format over a volume, or clears it away if that is wanted.
-    async fn check_metadata_is_free(&self) -> Result<()> {
+    /// What META_URL holds. Refuses a volume unless it is to be given up, and what somebody uses in any case.
+    async fn look_at_metadata(&self) -> Result<Held> {
         if let MetaUrl::Redb(path) = &self.meta
             && !path.exists()
         {
             return match path.parent().filter(|directory| directory.is_dir()) {
-                Some(_) => Ok(()),
+                Some(_) => Ok(Held::NoVolume),
                 None => Err(Failure::new(
                     Exit::Error,
                     format!("the directory of {} does not exist", path.display()),
@@ -189,20 +220,17 @@ impl Plan {
             Ok(kv) => kv,
             // What cannot be read is given up, too; what somebody uses is not.
             Err(failure) if self.force && matches!(failure.exit, Exit::Damage | Exit::Version) => {
-                return remove_metadata(&self.meta);
+                return Ok(Held::GivenUp(None));
             }
             Err(failure) => return Err(failure),
         };
         let found = volume::read_record(&*kv).await;
-        let wipe = self.force && !self.meta.is_exclusive();
-        let wiped = if wipe { engine::wipe(&*kv).await } else { Ok(()) };
         kv.close().await.exit(Exit::MetadataDown, "closing the metadata store")?;
-        wiped?;
         if self.force {
-            return remove_metadata(&self.meta);
+            return Ok(Held::GivenUp(found.ok().flatten().map(Box::new)));
         }
         match found? {
-            None => Ok(()),
+            None => Ok(Held::NoVolume),
             Some(record) => Err(Failure::new(
                 Exit::Error,
                 format!("{} is already formatted: it holds volume {}", self.meta, record.uuid),
@@ -212,6 +240,16 @@ impl Plan {
                 self.meta
             ))),
         }
+    }
+
+    async fn clear_metadata(&self) -> Result<()> {
+        if !self.meta.is_exclusive() {
+            let kv = engine::open_kv(&self.meta, Missing::Fail).await?;
+            let wiped = engine::wipe(&*kv).await;
+            kv.close().await.exit(Exit::MetadataDown, "closing the metadata store")?;
+            wiped?;
+        }
+        remove_metadata(&self.meta)
     }
 
     async fn make(&self, kv: &dyn Kv, store: &Arc<dyn ObjectStore>) -> Result<Uuid> {

@@ -239,7 +239,9 @@ struct Running {
 }
 
 async fn start(url: &MetaUrl, settings: Settings) -> Result<Running> {
-    volume::refuse_mounted(url)?;
+    if url.is_exclusive() {
+        volume::refuse_mounted(url)?;
+    }
     let open = OpenSettings {
         mountpoint: settings.mountpoint.clone(),
         read_only: settings.options.read_only,

@@ -144,6 +144,10 @@ where
     fn from_str(text: &str) -> Result<Limit<T>, String> {
         match text {
             "none" | "unlimited" => Ok(Limit(None)),
+            "0" => {
+                Err("a limit of 0 would leave no room for anything: write none to remove the limit"
+                    .to_owned())
+            }
             _ => text.parse().map(|value| Limit(Some(value))).map_err(|e: T::Err| e.to_string()),
         }
     }

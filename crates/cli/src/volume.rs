@@ -209,6 +209,7 @@ impl Volume {
             _ => None,
         }
     }
+}
 
 /// The disk that a directory is on.
 #[derive(Debug)]
@@ -343,20 +344,20 @@ async fn read_marker(store: &Arc<dyn ObjectStore>) -> Result<Option<Marker>> {
     serde_json::from_slice(&bytes).exit(Exit::Damage, format!("{MARKER} in the store is damaged")).map(Some)
 }
 
-/// Refuses a store that holds the packs of another volume.
+/// Refuses a store that belongs to a volume. One without packs may be in use all the same: small files need none, and a
+/// mount may be about to store its first.
 pub(crate) async fn check_store_is_free(store: &Arc<dyn ObjectStore>, url: &StoreUrl) -> Result<()> {
     use futures::TryStreamExt;
-    let Some(marker) = read_marker(store).await? else { return Ok(()) };
+    let marker = read_marker(store).await?;
     let mut packs = store.list(Some(&ObjectPath::from(PACKS)));
-    let other = packs.try_next().await.map_err(|e| engine::store_failure(e, "listing the store"))?;
-    match other {
-        // A format that was interrupted, or a volume that never held anything.
-        None => Ok(()),
-        Some(_) => {
-            Err(Failure::new(Exit::Error, format!("{url} holds the contents of volume {}", marker.uuid))
-                .hint("give the new volume a prefix or directory of its own; --force gives up what is there"))
-        }
-    }
+    let pack = packs.try_next().await.map_err(|e| engine::store_failure(e, "listing the store"))?;
+    let held = match (marker, pack) {
+        (None, None) => return Ok(()),
+        (Some(marker), _) => format!("{url} belongs to volume {}", marker.uuid),
+        (None, Some(_)) => format!("{url} holds the contents of a volume"),
+    };
+    Err(Failure::new(Exit::Error, held)
+        .hint("give the new volume a prefix or directory of its own; --force gives up what is there"))
 }
 
 /// Says in the store whose it is.
@@ -396,6 +397,15 @@ pub(crate) async fn format(
     options: &FormatOptions,
 ) -> Result<meta::Volume> {
     write_marker(store, options.uuid).await?;
+    let volume = write_record(kv, options).await;
+    if volume.is_err() {
+        // Otherwise the store would belong to a volume that never was. If this fails too, `--force` gives it up.
+        let _ = store.delete(&ObjectPath::from(MARKER)).await;
+    }
+    volume
+}
+
+async fn write_record(kv: &dyn Kv, options: &FormatOptions) -> Result<meta::Volume> {
     let volume = Meta::format(kv, options, SystemClock.now()).await;
     let volume = volume.map_err(|e| meta_failure(e, "writing the volume record"))?;
     kv.sync().await.exit(Exit::MetadataDown, "making the new volume durable")?;
@@ -407,9 +417,6 @@ pub(crate) async fn format(
 /// # Errors
 /// `MountedElsewhere`, saying where.
 pub(crate) fn refuse_mounted(url: &MetaUrl) -> Result<()> {
-    if !url.is_exclusive() {
-        return Ok(());
-    }
     let Some(mut client) = Client::of_volume(url)? else { return Ok(()) };
     let status: Result<crate::status::Report> = client.call(Request::Status, &mut |_| {});
     let place = status.ok().and_then(|status| status.mount).map(|mount| mount.mountpoint);

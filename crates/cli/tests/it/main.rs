@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use rfs_meta_redb::{RedbKv, RedbOptions};
 use tempfile::TempDir;
 
 /// A place for a volume, and `rfs` in an environment of its own.
@@ -37,11 +38,15 @@ impl Place {
         format!("file://{}", self.path("store").display())
     }
 
-    fn rfs(&self, args: &[&str]) -> Output {
+    fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rfs"));
         command.args(args).env("RFS_RUNTIME_DIR", self.path("run"));
         command.env("XDG_DATA_HOME", self.path("data")).env("XDG_STATE_HOME", self.path("state"));
-        command.output().unwrap()
+        command
+    }
+
+    fn rfs(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
     }
 
     fn json(&self, args: &[&str]) -> serde_json::Value {
@@ -109,8 +114,12 @@ fn a_volume_is_not_formatted_over() {
     let again = place.rfs(&["format", &place.meta(), &place.store()]);
     assert_refused(&again, 1, &["already formatted", "rfs mount"]);
     let before = place.json(&["status", "--json", &place.meta()]);
+    let staged = place.path("meta.redb.staging").join(before["volume"]["uuid"].as_str().unwrap());
+    fs::create_dir_all(&staged).unwrap();
+    fs::write(staged.join("journal"), "bytes of the first volume").unwrap();
     let forced = place.rfs(&["format", "--force", &place.meta(), &place.store()]);
     assert_eq!(code(&forced), 0, "{}", text(&forced));
+    assert!(!staged.exists());
     let after = place.json(&["status", "--json", &place.meta()]);
     assert_ne!(before["volume"]["uuid"], after["volume"]["uuid"]);
 }
@@ -122,11 +131,55 @@ fn a_store_belongs_to_one_volume() {
     fs::write(place.path("store/packs/00000001/0000000100000001"), "bytes of the first volume").unwrap();
     let other = format!("redb://{}", place.path("other.redb").display());
     let refused = place.rfs(&["format", &other, &place.store()]);
-    assert_refused(&refused, 1, &["holds the contents of volume", "prefix"]);
+    assert_refused(&refused, 1, &["belongs to volume", "prefix"]);
     // Metadata that names a store which another volume has taken does not open.
     let forced = place.rfs(&["format", "--force", &other, &place.store()]);
     assert_eq!(code(&forced), 0, "{}", text(&forced));
     assert_refused(&place.rfs(&["fsck", &place.meta()]), 1, &["holds another volume"]);
+}
+
+#[test]
+fn a_store_without_packs_may_be_in_use_too() {
+    let place = Place::formatted();
+    let other = format!("redb://{}", place.path("other.redb").display());
+    assert_refused(&place.rfs(&["format", &other, &place.store()]), 1, &["belongs to volume", "--force"]);
+    assert!(!place.path("other.redb").exists());
+    // Packs whose marker is gone are somebody's, too.
+    fs::remove_file(place.path("store/rfs-volume.json")).unwrap();
+    fs::create_dir_all(place.path("store/packs/00000001")).unwrap();
+    fs::write(place.path("store/packs/00000001/0000000100000001"), "bytes").unwrap();
+    assert_refused(&place.rfs(&["format", &other, &place.store()]), 1, &["holds the contents of a volume"]);
+}
+
+#[test]
+fn a_mistake_in_the_store_does_not_cost_the_old_volume() {
+    let place = Place::formatted();
+    let before = place.json(&["status", "--json", &place.meta()]);
+    let file = place.path("file");
+    fs::write(&file, "not a directory").unwrap();
+    let nowhere = format!("file://{}/store", file.display());
+    let forced = place.rfs(&["format", "--force", &place.meta(), &nowhere]);
+    assert_ne!(code(&forced), 0, "{}", text(&forced));
+    assert_eq!(place.json(&["status", "--json", &place.meta()]), before);
+}
+
+#[test]
+fn an_embedded_volume_whose_making_was_interrupted_is_made_again() {
+    // A store that is marked, and a metadata file without a volume in it.
+    let place = Place::formatted();
+    let data = place.path("data/rfs");
+    fs::create_dir_all(data.join("store")).unwrap();
+    fs::copy(place.path("store/rfs-volume.json"), data.join("store/rfs-volume.json")).unwrap();
+    drop(RedbKv::create(data.join("meta.redb"), RedbOptions::default()).unwrap());
+    let meta = format!("redb://{}", data.join("meta.redb").display());
+    assert_refused(&place.rfs(&["status", &meta]), 12, &["holds no volume"]);
+    let missing = place.path("no-such-directory");
+    let mount =
+        || assert_refused(&place.rfs(&["mount", missing.to_str().unwrap()]), 1, &["no-such-directory"]);
+    mount();
+    let made = place.json(&["status", "--json", &meta]);
+    mount();
+    assert_eq!(place.json(&["status", "--json", &meta]), made, "it is made once");
 }
 
 #[test]
@@ -174,6 +227,8 @@ fn wrong_usage_is_explained() {
         (vec!["format", "redb:///a/b", "s3://k:s@bucket"], vec!["AWS_ACCESS_KEY_ID"]),
         (vec!["format", "redb:///a/b", "file:///s", "--block-size", "1000"], vec!["power of two"]),
         (vec!["format", "redb:///a/b", "file:///s", "--capacity", "much"], vec!["10GiB"]),
+        (vec!["format", "redb:///a/b", "file:///s", "--capacity", "0"], vec!["leave it out"]),
+        (vec!["config", "redb:///a/b", "--inodes", "0"], vec!["write none"]),
         (vec!["mount", "-o", "nosiud", "redb:///a/b", "/mnt"], vec!["nosiud"]),
         (vec!["mount", "-o", "memory=lots", "redb:///a/b", "/mnt"], vec!["lots"]),
         (vec!["mount", "--memory", "1M", "redb:///a/b", "/mnt"], vec!["32 MiB"]),

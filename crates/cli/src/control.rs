@@ -152,7 +152,9 @@ impl Client {
     /// Finds the mount that has `volume` open on this machine.
     pub(crate) fn of_volume(volume: &MetaUrl) -> Result<Option<Client>> {
         let wanted = format!("{}-", volume_hash(volume));
-        for dir in runtime_dirs() {
+        let own_uid = rustix::process::geteuid().as_raw();
+        let owner = owner_of(volume);
+        for (_, dir) in runtime_dirs().into_iter().filter(|(uid, _)| *uid == own_uid || Some(*uid) == owner) {
             let Ok(entries) = std::fs::read_dir(&dir) else { continue };
             for entry in entries {
                 let entry = entry.doing(format!("reading {}", dir.display()))?;
@@ -169,7 +171,7 @@ impl Client {
     pub(crate) fn of_mount(mount: &Mounted) -> Result<Option<Client>> {
         let Ok(volume) = mount.source.parse::<MetaUrl>() else { return Ok(None) };
         let name = socket_name(&volume, &mount.mountpoint);
-        for dir in runtime_dirs() {
+        for (_, dir) in runtime_dirs() {
             if let Some(client) = Client::connect(&dir.join(&name))? {
                 return Ok(Some(client));
             }
@@ -311,8 +313,18 @@ fn runtime_dir() -> PathBuf {
     }
 }
 
-/// Where the sockets of the mounts that this user may ask can be: the own ones, and for root everybody's.
-fn runtime_dirs() -> Vec<PathBuf> {
+/// The user whose mount has the volume open, if not one of the own: whoever owns its file. A socket of that name which
+/// somebody else made is a trap.
+fn owner_of(volume: &MetaUrl) -> Option<u32> {
+    match volume {
+        MetaUrl::Redb(path) => std::fs::metadata(path).ok().map(|found| found.uid()),
+        MetaUrl::Fdb { .. } => None,
+    }
+}
+
+/// Where the sockets of the mounts that this user may ask can be, with their users: the own ones, and for root
+/// everybody's.
+fn runtime_dirs() -> Vec<(u32, PathBuf)> {
     let own_uid = rustix::process::geteuid();
     let mut dirs = vec![(own_uid.as_raw(), runtime_dir())];
     if own_uid.is_root() {
@@ -325,7 +337,8 @@ fn runtime_dirs() -> Vec<PathBuf> {
     }
     // A directory of that name that somebody else made is a trap.
     let is_theirs = |uid: u32, dir: &Path| std::fs::metadata(dir).is_ok_and(|found| found.uid() == uid);
-    dirs.into_iter().filter(|(uid, dir)| is_theirs(*uid, dir)).map(|(_, dir)| dir).collect()
+    dirs.retain(|(uid, dir)| is_theirs(*uid, dir));
+    dirs
 }
 
 /// Names and paths of a directory's entries; none if it cannot be read.
@@ -339,9 +352,12 @@ pub(crate) fn make_runtime_dir() -> Result<PathBuf> {
     let dir = runtime_dir();
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir);
     made.doing(format!("making the directory for control sockets, {}", dir.display()))?;
-    let found = std::fs::metadata(&dir)?;
-    if found.uid() != rustix::process::geteuid().as_raw() {
-        return Err(Failure::new(Exit::Error, format!("{} belongs to another user", dir.display()))
+    // A link may be another user's, and lead to a directory that is not meant to be closed.
+    let found = std::fs::symlink_metadata(&dir)?;
+    let own = found.uid() == rustix::process::geteuid().as_raw();
+    if !own || !found.is_dir() {
+        let what = if own { "is not a directory" } else { "belongs to another user" };
+        return Err(Failure::new(Exit::Error, format!("{} {what}", dir.display()))
             .hint("set RFS_RUNTIME_DIR to a directory of your own"));
     }
     if found.mode() & 0o077 != 0 {

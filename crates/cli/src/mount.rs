@@ -352,6 +352,7 @@ impl Running {
     /// Stores what is left, closes everything, and answers whoever asked for the end.
     async fn end(&mut self) -> Result<Exit> {
         let report = self.mounted.vfs().shutdown().await;
+        self.server.hide();
         let closed = self.mounted.volume().release().await;
         let lost = lost(&report);
         let end = End { lost: lost.clone(), failure: closed.as_ref().err().map(Failure::message) };

@@ -61,12 +61,16 @@ impl Mounted {
     }
 }
 
-/// A bound socket; its file is removed with it.
+/// A bound socket.
 #[derive(Debug)]
 pub(crate) struct Socket {
     listener: UnixListener,
-    path: PathBuf,
+    file: SocketFile,
 }
+
+/// The name of a socket in the file system; dropping it removes the name.
+#[derive(Debug)]
+struct SocketFile(PathBuf);
 
 impl Socket {
     /// Listens for commands about `volume` mounted at `mountpoint`. A file that a dead mount left is replaced: whoever
@@ -79,14 +83,14 @@ impl Socket {
             _ => {}
         }
         let listener = UnixListener::bind(&path).doing(doing())?;
-        Ok(Socket { listener, path })
+        Ok(Socket { listener, file: SocketFile(path) })
     }
 }
 
-impl Drop for Socket {
+impl Drop for SocketFile {
     fn drop(&mut self) {
         // A file that stays is replaced by the next mount and ignored by commands.
-        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(&self.0);
     }
 }
 
@@ -102,6 +106,7 @@ pub(crate) struct End {
 /// Answers commands until it is stopped.
 pub(crate) struct Server {
     task: JoinHandle<()>,
+    file: Option<SocketFile>,
     end: watch::Sender<Option<End>>,
 }
 
@@ -109,7 +114,14 @@ impl Server {
     /// Starts answering.
     pub(crate) fn start(socket: Socket, mounted: Arc<Mounted>) -> Server {
         let (end, ended) = watch::channel(None);
-        Server { task: tokio::spawn(accept(socket, mounted, ended)), end }
+        let Socket { listener, file } = socket;
+        Server { task: tokio::spawn(accept(listener, mounted, ended)), file: Some(file), end }
+    }
+
+    /// Lets go of the socket's name, before the volume is released: from then on another mount may listen under it.
+    /// Commands that are connected are answered still.
+    pub(crate) fn hide(&mut self) {
+        self.file = None;
     }
 
     /// Tells waiting commands how the mount ended and stops, after 5 s at most.
@@ -121,7 +133,7 @@ impl Server {
     }
 }
 
-async fn accept(socket: Socket, mounted: Arc<Mounted>, ended: watch::Receiver<Option<End>>) {
+async fn accept(listener: UnixListener, mounted: Arc<Mounted>, ended: watch::Receiver<Option<End>>) {
     let mut end = ended.clone();
     let mut connections = JoinSet::new();
     loop {
@@ -129,7 +141,7 @@ async fn accept(socket: Socket, mounted: Arc<Mounted>, ended: watch::Receiver<Op
         while connections.try_join_next().is_some() {}
         while connections.len() >= CONNECTIONS_MAX && connections.join_next().await.is_some() {}
         tokio::select! {
-            accepted = socket.listener.accept() => match accepted {
+            accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     connections.spawn(converse(stream, Arc::clone(&mounted), ended.clone()));
                 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test a failed unwrap is a failed test")]
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -161,6 +162,61 @@ fn a_mistake_in_the_store_does_not_cost_the_old_volume() {
     let forced = place.rfs(&["format", "--force", &place.meta(), &nowhere]);
     assert_ne!(code(&forced), 0, "{}", text(&forced));
     assert_eq!(place.json(&["status", "--json", &place.meta()]), before);
+}
+
+/// A mount of another user could claim to have root's volume open, and answer for it.
+#[test]
+fn only_the_owner_of_a_volume_answers_for_it() {
+    use std::os::unix::fs::chown;
+    use std::os::unix::net::UnixListener;
+
+    const STRANGER: u32 = 12_345;
+    let place = Place::formatted();
+    let meta = format!("redb://{}", fs::canonicalize(place.path("meta.redb")).unwrap().display());
+    let sockets = place.path(&format!("tmp/rfs-{STRANGER}"));
+    fs::create_dir_all(&sockets).unwrap();
+    let volume = xxhash_rust::xxh3::xxh3_64(meta.as_bytes());
+    let listener = UnixListener::bind(sockets.join(format!("{volume:016x}-{:016x}.sock", 0))).unwrap();
+    if chown(&sockets, Some(STRANGER), None).is_err() {
+        eprintln!("skipped: only root looks for other users' mounts");
+        return;
+    }
+    listener.set_nonblocking(true).unwrap();
+    let status = || {
+        let mut command = place.command(&["status", &meta]);
+        command.env("TMPDIR", place.path("tmp")).output().unwrap()
+    };
+    let output = status();
+    assert_eq!(code(&output), 0, "{}", text(&output));
+    assert!(text(&output).contains("not mounted"), "{}", text(&output));
+    assert!(listener.accept().is_err(), "the stranger was asked");
+    // Who owns the volume is asked.
+    drop(listener);
+    chown(place.path("meta.redb"), Some(STRANGER), None).unwrap();
+    fs::remove_file(sockets.join(format!("{volume:016x}-{:016x}.sock", 0))).unwrap();
+    let listener = UnixListener::bind(sockets.join(format!("{volume:016x}-{:016x}.sock", 0))).unwrap();
+    let asked = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut request = String::new();
+        BufReader::new(stream).read_line(&mut request).unwrap();
+        request
+    });
+    assert_refused(&status(), 1, &["the mount ended before it answered"]);
+    assert!(asked.join().unwrap().contains("status"));
+}
+
+#[test]
+fn the_directory_of_sockets_is_no_link() {
+    let place = Place::formatted();
+    let (precious, mountpoint) = (place.path("precious"), place.path("mnt"));
+    fs::create_dir(&mountpoint).unwrap();
+    fs::create_dir(&precious).unwrap();
+    let mode = || std::os::unix::fs::MetadataExt::mode(&fs::metadata(&precious).unwrap());
+    let before = mode();
+    std::os::unix::fs::symlink(&precious, place.path("run")).unwrap();
+    let mounted = place.rfs(&["mount", &place.meta(), mountpoint.to_str().unwrap()]);
+    assert_refused(&mounted, 1, &["is not a directory", "RFS_RUNTIME_DIR"]);
+    assert_eq!(mode(), before);
 }
 
 #[test]

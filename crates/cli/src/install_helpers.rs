@@ -1,11 +1,16 @@
 //! `rfs install-helpers`: what mount(8) and fstab need.
 
+use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::exit::{Exit, Failure, Result, ResultExt};
 use crate::mount_helper::NAMES;
 use crate::output;
+
+/// Name of this program's file; what leads elsewhere was not made here.
+const PROGRAM: &str = "rfs";
 
 /// Let mount(8) and /etc/fstab mount rfs: links /sbin/mount.rfs and /sbin/mount.fuse.rfs to this program
 ///
@@ -40,12 +45,21 @@ pub(crate) fn run(args: &Args) -> Result<Exit> {
 
 /// Removes a link of ours; refuses to remove anything else.
 fn remove_link(link: &Path) -> Result<()> {
-    match std::fs::symlink_metadata(link) {
-        Err(_) => Ok(()),
-        Ok(found) if found.is_symlink() => {
-            std::fs::remove_file(link).doing(format!("removing the old link {}", link.display()))
+    let shown = link.display();
+    let target = match std::fs::read_link(link) {
+        Ok(target) => target,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::InvalidInput => {
+            return Err(foreign(format!("{shown} exists and is no link")));
         }
-        Ok(_) => Err(Failure::new(Exit::Error, format!("{} exists and is no link", link.display()))
-            .hint("another program put it there; remove it first")),
+        Err(error) => return Err(error).doing(format!("looking at {shown}")),
+    };
+    if target.file_name() != Some(OsStr::new(PROGRAM)) {
+        return Err(foreign(format!("{shown} leads to {}, which is not rfs", target.display())));
     }
+    std::fs::remove_file(link).doing(format!("removing the old link {shown}"))
+}
+
+fn foreign(message: String) -> Failure {
+    Failure::new(Exit::Error, message).hint("another program put it there; remove it first")
 }

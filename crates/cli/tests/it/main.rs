@@ -369,7 +369,14 @@ fn helpers_for_mount_are_links_to_the_program() {
             Command::new(&helper).args(["redb:///no/such.redb", "/no/such/dir", "-f"]).output().unwrap();
         assert_eq!(code(&output), 0, "{}", text(&output));
     }
-    fs::write(place.path("sbin/mount.rfs.bak"), "").unwrap();
     assert_eq!(code(&place.rfs(&["install-helpers", "--remove", "--prefix", prefix])), 0);
     assert!(!place.path("sbin/mount.rfs").exists());
+    // What is not ours stays, and is told.
+    std::os::unix::fs::symlink("/usr/bin/other", place.path("sbin/mount.rfs")).unwrap();
+    for arguments in [vec!["--remove"], vec![]] {
+        let output =
+            place.command(&["install-helpers", "--prefix", prefix]).args(arguments).output().unwrap();
+        assert_refused(&output, 1, &["/usr/bin/other", "is not rfs"]);
+    }
+    assert!(fs::read_link(place.path("sbin/mount.rfs")).is_ok());
 }

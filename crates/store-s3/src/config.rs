@@ -96,7 +96,17 @@ impl S3Config {
             Path::from_url_path(parsed.path()).map_err(|e| invalid(format!("its prefix: {e}")))?;
         let mut path_style = None;
         for (name, value) in parsed.query_pairs() {
-            let wrong = |expected: &str| invalid(format!("{name}={value}: expected {expected}"));
+            let wrong = |expected: &str| {
+                if !value.contains('@') {
+                    return invalid(format!("{name}={value}: expected {expected}"));
+                }
+                // Credentials are in it, so that neither the value nor the URL may be repeated.
+                let url = without_credentials(url.split('?').next().unwrap_or_default());
+                StoreError::InvalidUrl {
+                    url,
+                    reason: format!("{name}: expected {expected}, without credentials"),
+                }
+            };
             let duration =
                 || parse_duration(&value).ok_or_else(|| wrong("a duration such as 300, 30s or 5m"));
             match name.as_ref() {
@@ -216,6 +226,8 @@ mod tests {
             ("s3:///prefix", "no bucket"),
             ("s3://key:hush@bucket/", "credentials do not belong into the URL"),
             ("s3://bucket:9000/", "endpoint=http://host:port"),
+            ("s3://bucket?endpoint=http://key:hush@host", "without credentials"),
+            ("s3://bucket?endpoint=http%3A%2F%2Fkey%3Ahush%40host", "without credentials"),
             ("http://bucket/", "does not begin with s3://"),
         ] {
             let message = S3Config::from_url(url).unwrap_err().to_string();

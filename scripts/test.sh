@@ -16,6 +16,12 @@ step "format"
 cargo fmt --check
 step "lints"
 cargo clippy --workspace --all-targets --quiet -- -D warnings
+step "licences and advisories of dependencies"
+if command -v cargo-deny >/dev/null; then
+  cargo deny --all-features check
+else
+  echo "skipped: cargo-deny is not installed (cargo install cargo-deny)"
+fi
 step "unit tests"
 # Builds the rfs that the mounted tests use, too: a build of its own would have other features, and build the S3 client again.
 cargo test --workspace --exclude rfs-e2e --quiet

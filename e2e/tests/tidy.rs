@@ -5,6 +5,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// Where Rust sources are.
+const SOURCES: [&str; 3] = ["crates", "e2e", "benches"];
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the workspace").to_owned()
 }
@@ -115,7 +118,7 @@ fn keys_are_built_in_one_file() {
 
 #[test]
 fn every_module_says_what_it_is_for() {
-    for dir in ["crates", "e2e"] {
+    for dir in SOURCES {
         for file in rust_files(&root().join(dir)) {
             let text = fs::read_to_string(&file).unwrap();
             let belongs_to_a_module = file.file_name().is_some_and(|name| name == "tests.rs");
@@ -131,12 +134,75 @@ fn every_module_says_what_it_is_for() {
 #[test]
 fn nothing_is_left_unfinished() {
     let words = [["to", "do!("].concat(), ["unimplemented", "!("].concat(), ["FIX", "ME"].concat()];
-    for dir in ["crates", "e2e"] {
+    for dir in SOURCES {
         for file in rust_files(&root().join(dir)) {
             let text = fs::read_to_string(&file).unwrap();
             for word in &words {
                 assert!(!text.contains(word.as_str()), "{} holds {word}", file.display());
             }
+        }
+    }
+}
+
+/// Words between backticks.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+#[test]
+fn the_architecture_names_every_crate() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let named: BTreeSet<&str> = quoted(&text).collect();
+    let crates = fs::read_dir(root().join("crates")).unwrap();
+    let crates = crates.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    for name in crates.chain(["e2e".to_owned(), "benches".to_owned()]) {
+        let named = named.iter().any(|word| *word == name || word.starts_with(&format!("{name}::")));
+        assert!(named, "ARCHITECTURE.md does not say what {name} is");
+    }
+}
+
+#[test]
+fn promises_name_tests_that_exist() {
+    let text = fs::read_to_string(root().join("docs/semantics.md")).unwrap();
+    let mut found = 0;
+    for line in text.lines().filter(|line| line.starts_with('|') && line.contains("e2e:")) {
+        let (_, tests) = line.split_once("e2e:").unwrap();
+        for test in quoted(tests) {
+            let (module, function) = test.split_once("::").unwrap_or((test, ""));
+            let file = root().join("e2e/tests/it").join(module).with_extension("rs");
+            let source =
+                fs::read_to_string(&file).unwrap_or_else(|e| panic!("{test}: {}: {e}", file.display()));
+            assert!(source.contains(&format!("fn {function}")), "docs/semantics.md: there is no {test}");
+            found += 1;
+        }
+    }
+    assert!(found >= 10, "the list of promises reads differently: only {found} tests found");
+}
+
+#[test]
+fn decisions_are_numbered_one_by_one() {
+    let files = fs::read_dir(root().join("docs/decisions")).unwrap();
+    let mut names: Vec<String> =
+        files.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    for (number, name) in (1..).zip(&names) {
+        assert!(name.starts_with(&format!("{number:04}-")), "{name} is number {number}");
+    }
+}
+
+#[test]
+fn links_of_documents_lead_somewhere() {
+    let mut documents = vec![root().join("docs/semantics.md"), root().join("benches/README.md")];
+    let top = fs::read_dir(root()).unwrap().map(|entry| entry.unwrap().path());
+    let decisions = fs::read_dir(root().join("docs/decisions")).unwrap().map(|entry| entry.unwrap().path());
+    documents.extend(top.chain(decisions).filter(|path| path.extension().is_some_and(|ext| ext == "md")));
+    for document in documents {
+        let text = fs::read_to_string(&document).unwrap();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let target = link.split('#').next().unwrap_or_default();
+            let elsewhere = link.contains("://") || target.is_empty();
+            let path = document.parent().expect("a file is in a directory").join(target);
+            assert!(elsewhere || path.exists(), "{}: {link} leads nowhere", document.display());
         }
     }
 }

@@ -51,7 +51,7 @@ use self::upload::Uploader;
 use crate::types::{CHUNK_BYTES, ChunkIndex, Error, ErrorKind, Ino, PackId, PackedRun, Result, SessionId};
 
 /// A chunk's worth of blocks that do not shrink, with header and footer. One PUT a pack costs the store a fifth less than
-/// parts of a larger pack, and its memory is free again as soon as that PUT is done (docs/decisions/0010).
+/// parts of a larger pack, and its memory is free again as soon as that PUT is done (docs/decisions/0012).
 const PACK_BYTES: u32 = (16 << 20) + (512 << 10);
 
 /// Largest pack that can be configured: offsets are 32 bits, and one run may exceed the limit.

@@ -7,10 +7,12 @@
 mod command;
 mod tree;
 mod volume;
+mod xattr;
 
 pub use command::{Finished, run, run_ok, tool};
 pub use tree::{TreeOptions, copy_with_cp, snapshot_tree};
 pub use volume::{Backend, Mount, MountOptions, Volume, rfs_binary};
+pub use xattr::{set_xattr, xattrs};
 
 /// Makes one test a backend out of `fn name(backend: Backend)`. Backends whose server is not installed are skipped
 /// with a line that says so.

@@ -10,6 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::command::run_ok;
+use crate::xattr::xattrs;
 
 /// What a comparison looks at beside names, kinds, modes, owners, sizes and contents.
 #[derive(Debug, Clone, Copy)]
@@ -54,8 +55,10 @@ pub fn snapshot_tree(root: &Path, options: TreeOptions) -> BTreeMap<PathBuf, Str
                 let _ = write!(line, " linked {}", usize::from(*first != relative));
             }
         }
-        if options.xattrs && !meta.is_symlink() {
-            line += &xattrs(&path);
+        if options.xattrs {
+            for (name, value) in xattrs(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())) {
+                let _ = write!(line, " {}={}", name.to_bytes().escape_ascii(), value.escape_ascii());
+            }
         }
         entries.insert(relative, line);
     }
@@ -68,19 +71,4 @@ pub fn snapshot_tree(root: &Path, options: TreeOptions) -> BTreeMap<PathBuf, Str
 /// When cp fails.
 pub fn copy_with_cp(from: &Path, to: &Path, limit: Duration) {
     run_ok(Command::new("cp").arg("-a").arg(from).arg(to), limit);
-}
-
-fn xattrs(path: &Path) -> String {
-    let output =
-        Command::new("getfattr").args(["-d", "-m", "-", "--absolute-names", "-h"]).arg(path).output();
-    match output {
-        Ok(output) => {
-            let text = String::from_utf8_lossy(&output.stdout).into_owned();
-            let mut lines: Vec<&str> =
-                text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).collect();
-            lines.sort_unstable();
-            lines.join(" ")
-        }
-        Err(_) => String::new(),
-    }
 }

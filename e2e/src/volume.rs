@@ -1,7 +1,7 @@
 //! Volumes over each kind of store, and their mounts.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use rfs_testkit::{FdbServer, S3Server, Versitygw, or_skip, wait_until};
@@ -149,6 +149,32 @@ impl Volume {
         mount
     }
 
+    /// Takes the store away: the server ends, the directory is moved.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn take_store_away(&mut self) {
+        match &mut self.s3 {
+            Some(server) => server.kill(),
+            None => std::fs::rename(self.store_dir(), self.dir.path().join("away")).expect("it can be moved"),
+        }
+    }
+
+    /// Ends [`Volume::take_store_away`].
+    ///
+    /// # Panics
+    /// When the server does not come up.
+    pub fn bring_store_back(&mut self) {
+        match &mut self.s3 {
+            Some(server) => server.restart().expect("it was up before"),
+            None => std::fs::rename(self.dir.path().join("away"), self.store_dir()).expect("it can be moved"),
+        }
+    }
+
+    fn store_dir(&self) -> PathBuf {
+        self.dir.path().join("store")
+    }
+
     /// Checks the unmounted volume, every block of it included.
     ///
     /// # Panics
@@ -202,21 +228,28 @@ impl Mount {
     ///
     /// # Panics
     /// When `rfs umount` or the mount's own exit code says otherwise.
-    pub fn unmount(mut self) {
+    pub fn unmount(self) {
+        let log = self.log.clone();
+        let log = || std::fs::read_to_string(&log).unwrap_or_default();
         let mut command = Command::new(rfs_binary());
-        run_ok(command.arg("umount").arg(&self.path), COMMAND_TIMEOUT);
+        let unmounted = run(command.arg("umount").arg(&self.path), COMMAND_TIMEOUT);
+        assert!(unmounted.success(), "{unmounted:?}; the mount's log:\n{}", log());
+        let status = self.wait();
+        assert!(status.success(), "rfs mount ended with {status:?}; its log:\n{}", log());
+    }
+
+    /// Waits until the process behind the mount has ended by itself.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn wait(mut self) -> ExitStatus {
         let mut child = self.child.take().expect("the mount has not been ended");
         let mut status = None;
         wait_until(COMMAND_TIMEOUT, || {
             status = child.try_wait().ok().flatten();
             status.is_some()
         });
-        let log = self.log();
-        assert!(
-            status.is_some_and(|status| status.success()),
-            "rfs mount ended with {status:?}; its log:\n{log}"
-        );
-        self.child = None;
+        status.unwrap_or_else(|| panic!("rfs mount does not end; its log:\n{}", self.log()))
     }
 
     /// Ends the process without warning.

@@ -1,11 +1,16 @@
 //! Real programs and real trees on the mount.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use rfs_e2e::{Backend, TreeOptions, Volume, copy_with_cp, on_each_backend, run_ok, snapshot_tree, tool};
+use rfs_e2e::{
+    Backend, TreeOptions, Volume, copy_with_cp, on_each_backend, run_ok, set_xattr, snapshot_tree, tool,
+};
 
 on_each_backend! {
     fn a_real_tree_comes_back_unchanged;
@@ -15,25 +20,81 @@ on_each_backend! {
 
 const LIMIT: Duration = Duration::from_mins(15);
 
-/// A directory of the Rust toolchain that built this test: all of it for the long version.
-fn real_tree() -> PathBuf {
+/// Entries that the tree has at least.
+const ENTRIES: usize = 20_000;
+
+/// Makes a tree at `root`: the documentation of the Rust toolchain that built this test (all of the toolchain for the long
+/// version), a directory of everything that is unusual, and small files, until there are enough.
+fn make_tree(root: &Path) {
     let output = Command::new("rustc").args(["--print", "sysroot"]).output().unwrap();
     let sysroot = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
-    if crate::long() { sysroot } else { sysroot.join("share") }
+    let real = if crate::long() { sysroot } else { sysroot.join("share") };
+    fs::create_dir(root).unwrap();
+    copy_with_cp(&real, &root.join("real"), LIMIT);
+    let unusual = root.join("unusual");
+    fs::create_dir(&unusual).unwrap();
+    make_unusual(&unusual);
+    let options = TreeOptions { mtimes: false, xattrs: false };
+    for i in snapshot_tree(root, options).len()..ENTRIES {
+        let dir = root.join(format!("small/{}/{}", i % 7, i % 101));
+        fs::create_dir_all(&dir).unwrap();
+        let path = dir.join(format!("{i}"));
+        fs::write(&path, format!("{i} ").repeat(i % 1500)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode([0o644, 0o600, 0o755, 0o4711][i % 4])).unwrap();
+        if i % 10 == 0 {
+            set_xattr(&path, c"user.number", i.to_string().as_bytes()).unwrap();
+        }
+    }
+}
+
+fn make_unusual(dir: &Path) {
+    let file = |name: &[u8], bytes: &[u8]| {
+        let path = dir.join(OsStr::from_bytes(name));
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    file(b"not \xff\xfe UTF-8\n", b"odd name");
+    file("x".repeat(255).as_bytes(), b"long name");
+    file(b"empty", b"");
+    let linked = file(b"linked", &[7; 5000]);
+    fs::create_dir(dir.join("sub")).unwrap();
+    fs::hard_link(&linked, dir.join("sub/second name")).unwrap();
+    symlink("sub/../linked", dir.join("symlink")).unwrap();
+    symlink("x".repeat(4000), dir.join("dangling")).unwrap();
+    run_ok(Command::new("mkfifo").arg(dir.join("fifo")), LIMIT);
+    let sparse = fs::File::create(dir.join("sparse")).unwrap();
+    sparse.write_all_at(b"end", 64 << 20).unwrap();
+    let attributes = file(b"attributes", b"with attributes");
+    set_xattr(&attributes, c"user.empty", b"").unwrap();
+    set_xattr(&attributes, c"user.large", &[0xa5; 3000]).unwrap();
+    set_xattr(&dir.join("sub"), c"user.directory", b"\0binary\xff").unwrap();
+    for (name, secs, nanos) in [("before", -1_000_000_000_i64, 1), ("after", 5_000_000_000, 999_999_999)] {
+        let path = file(name.as_bytes(), b"time");
+        let time = if secs < 0 {
+            SystemTime::UNIX_EPOCH - Duration::new(secs.unsigned_abs(), 0) + Duration::new(0, nanos)
+        } else {
+            SystemTime::UNIX_EPOCH + Duration::new(secs.unsigned_abs(), nanos)
+        };
+        fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+    }
+    fs::set_permissions(dir.join("sub"), fs::Permissions::from_mode(0o2775)).unwrap();
+    fs::set_permissions(file(b"unreadable", b"secret"), fs::Permissions::from_mode(0o000)).unwrap();
 }
 
 fn a_real_tree_comes_back_unchanged(backend: Backend) {
     let Some(volume) = Volume::format(backend) else { return };
-    let source = real_tree();
-    let options = TreeOptions { mtimes: true, xattrs: false };
+    let source = volume.dir.path().join("source");
+    make_tree(&source);
+    let options = TreeOptions { mtimes: true, xattrs: true };
     let expected = snapshot_tree(&source, options);
+    assert!(expected.len() >= ENTRIES, "only {} entries", expected.len());
     let mount = volume.mount();
     copy_with_cp(&source, &mount.path().join("cp"), LIMIT);
     let rsync = tool("rsync", "apt install rsync");
     if let Some(rsync) = &rsync {
         let mut from = source.clone().into_os_string();
         from.push("/");
-        run_ok(Command::new(rsync).arg("-aH").arg(from).arg(mount.path().join("rsync")), LIMIT);
+        run_ok(Command::new(rsync).arg("-aHAX").arg(from).arg(mount.path().join("rsync")), LIMIT);
     }
     mount.unmount();
     let mount = volume.mount();

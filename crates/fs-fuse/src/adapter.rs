@@ -33,6 +33,8 @@ use tracing::{Span, debug, debug_span, warn};
 use crate::bridge::Bridge;
 use crate::buffers::Buffers;
 use crate::convert;
+#[cfg(target_os = "linux")]
+use crate::killed;
 use crate::mount::Sharing;
 use crate::notify::{Notice, Notices};
 use crate::tune::Caching;
@@ -89,21 +91,36 @@ pub(crate) struct Adapter {
     /// Kept while the kernel caches writes.
     writers: Option<Arc<Writers>>,
     buffers: Buffers,
+    mountpoint: Arc<Path>,
 }
 
 impl Adapter {
-    pub(crate) fn new(vfs: Arc<Vfs>, bridge: Bridge, notices: Notices, options: AdapterOptions) -> Adapter {
+    pub(crate) fn new(
+        vfs: Arc<Vfs>,
+        bridge: Bridge,
+        notices: Notices,
+        mountpoint: &Path,
+        options: AdapterOptions,
+    ) -> Adapter {
         let ttl = match options.sharing {
             Sharing::Exclusive => EXCLUSIVE_TTL,
             Sharing::Shared => SHARED_TTL,
         };
         let writers = (options.caching == Caching::Writes).then(Arc::default);
-        Adapter { vfs, bridge, notices, options, ttl, writers, buffers: Buffers::default() }
+        let (buffers, mountpoint) = (Buffers::default(), mountpoint.into());
+        Adapter { vfs, bridge, notices, options, ttl, writers, buffers, mountpoint }
     }
 
     /// The table that a handle opened with `flags` is to be counted in.
     fn writers_of(&self, flags: VfsOpenFlags) -> Option<Arc<Writers>> {
         self.writers.clone().filter(|_| flags.access.writes())
+    }
+
+    /// A call changes a file by itself, after which the kernel sends the file's times.
+    fn changing(&self, ino: Ino) {
+        if let Some(writers) = &self.writers {
+            writers.changing(ino);
+        }
     }
 
     fn vfs(&self) -> Arc<Vfs> {
@@ -723,11 +740,19 @@ impl Filesystem for Adapter {
     ) {
         let vfs = self.vfs();
         let number = convert::ino(ino);
-        self.answer_empty(
-            span("flush", request, ino),
-            reply,
-            async move { vfs.flush(number, Fh(fh.0)).await },
-        );
+        #[cfg(target_os = "linux")]
+        let killed = {
+            let times_follow = self.writers.as_ref().is_some_and(|writers| writers.times_follow(number));
+            (times_follow && killed::is_killed(request.pid())).then(|| Arc::clone(&self.mountpoint))
+        };
+        self.answer_empty(span("flush", request, ino), reply, async move {
+            let flushed = vfs.flush(number, Fh(fh.0)).await;
+            #[cfg(target_os = "linux")]
+            if let Some(mountpoint) = killed {
+                killed::forget_error(mountpoint).await;
+            }
+            flushed
+        });
     }
 
     fn release(
@@ -871,6 +896,7 @@ impl Filesystem for Adapter {
     ) {
         let vfs = self.vfs();
         let number = convert::ino(ino);
+        self.changing(number);
         let work = async move {
             let mode = convert::fallocate_mode(mode).ok_or(ErrorKind::NotSupported)?;
             vfs.fallocate(number, Fh(fh.0), mode, offset, length).await
@@ -927,6 +953,7 @@ impl Filesystem for Adapter {
             to_offset: offset_out,
             len: len.min(COPY_BYTES_MAX),
         };
+        self.changing(args.to);
         let work = async move { vfs.copy_file_range(args).await };
         self.bridge.answer(span("copy_file_range", request, ino_in), work, move |result| match result {
             Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),

@@ -228,8 +228,17 @@ fn unmount_with_helper(mountpoint: &Path, mode: UnmountMode) -> Result<(), Unmou
     }
 }
 
-/// Writes back what the kernel holds of the mount's files (syncfs(2)). Blocks; needs the mount to answer.
+/// Writes back what the kernel holds of the mount's files. Blocks; needs the mount to answer.
 pub(crate) fn write_back(mountpoint: &Path) -> io::Result<()> {
+    match sync(mountpoint) {
+        // A killed process, see `killed`: nothing failed to be written, and the kernel has told it now.
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => sync(mountpoint),
+        written => written,
+    }
+}
+
+/// One syncfs(2): tells an error that an earlier write back left and that nobody has been told of.
+pub(crate) fn sync(mountpoint: &Path) -> io::Result<()> {
     let root = rustix::fs::open(
         mountpoint,
         OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW,

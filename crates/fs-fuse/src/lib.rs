@@ -14,6 +14,8 @@ mod convert;
 #[cfg(target_os = "linux")]
 mod device;
 mod errno;
+#[cfg(target_os = "linux")]
+mod killed;
 mod mount;
 mod mount_table;
 mod notify;

@@ -268,6 +268,7 @@ pub fn mount(vfs: Arc<Vfs>, runtime: &Handle, settings: &MountSettings) -> Resul
         vfs,
         bridge.clone(),
         notices,
+        &mountpoint,
         AdapterOptions {
             sharing: settings.sharing,
             caching,

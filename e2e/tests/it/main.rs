@@ -13,6 +13,7 @@ mod differential;
 mod memory;
 mod outage;
 mod programs;
+mod signals;
 mod staging;
 mod suites;
 

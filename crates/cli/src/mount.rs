@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rfs_core::data::OnLost;
-use rfs_core::vfs::{ShutdownReport, Vfs, VfsOptions, WriteAccess};
+use rfs_core::vfs::{ShutdownReport, Unsaved, Vfs, VfsOptions, WriteAccess};
 use rfs_fuse::{MountError, MountHandle, MountOptions, Sharing};
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -378,8 +378,10 @@ fn gave_up(signal: &str) -> Failure {
 
 /// What was not stored, for people.
 fn lost(report: &ShutdownReport) -> Vec<String> {
-    let files =
-        report.unsaved.iter().map(|unsaved| format!("{} bytes of inode {}", unsaved.bytes, unsaved.ino));
+    let files = report.unsaved.iter().map(|Unsaved { ino, path, bytes }| match path {
+        Some(path) => format!("{path}: {bytes} bytes"),
+        None => format!("{bytes} bytes of inode {ino}, which has no name any more"),
+    });
     files.chain(report.errors.iter().map(ToString::to_string)).collect()
 }
 

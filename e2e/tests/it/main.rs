@@ -10,6 +10,7 @@ mod bad_input;
 mod basics;
 mod crash;
 mod differential;
+mod full_disk;
 mod memory;
 mod outage;
 mod programs;

@@ -2,10 +2,15 @@
 
 use std::fs;
 use std::io::Write;
+use std::process::Command;
 use std::time::Duration;
 
-use rfs_e2e::{Backend, MountOptions, Volume};
+use rfs_e2e::{Backend, MountOptions, Volume, on_each_backend, run, run_ok};
 use rfs_testkit::S3Server;
+
+on_each_backend! {
+    fn ending_with_bytes_that_cannot_be_stored_names_the_files;
+}
 
 #[test]
 fn an_outage_ends_without_a_new_mount() {
@@ -57,3 +62,36 @@ fn an_outage_of_foundationdb_ends_without_a_new_mount() {
     mount.unmount();
     volume.assert_clean();
 }
+
+fn ending_with_bytes_that_cannot_be_stored_names_the_files(backend: Backend) {
+    let Some(mut volume) = Volume::format(backend) else { return };
+    let mount = volume.mount_with(&MountOptions::args(&["--io-timeout", "3s", "--staging", "off"]));
+    let dir = mount.path().join("some dir");
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("before"), vec![1; 300_000]).unwrap();
+    run_ok(volume.rfs(&["flush"]).arg(mount.path()), LIMIT);
+    volume.take_store_away();
+    fs::write(dir.join("after"), vec![2; 300_000]).unwrap();
+
+    // `rfs umount` refuses, and the mount goes on.
+    let refused = run(volume.rfs(&["umount"]).arg(mount.path()), LIMIT);
+    assert_eq!(refused.code(), Some(21), "{}{}", refused.stdout, refused.stderr);
+    assert!(refused.stderr.contains("stays mounted"), "{}", refused.stderr);
+    assert_eq!(fs::read(dir.join("after")).unwrap(), vec![2; 300_000]);
+
+    // Told to end, it ends, and says what is lost.
+    run_ok(Command::new("kill").arg(mount.pid().to_string()), LIMIT);
+    let ended = mount.wait();
+    let log = fs::read_to_string(volume.dir.path().join("mount.log")).unwrap();
+    assert_eq!(ended.code(), Some(21), "{log}");
+    assert!(log.contains("not stored: /some dir/after"), "the file is not named:\n{log}");
+    assert!(!log.contains("not stored: /some dir/before"), "a file that is stored is named:\n{log}");
+
+    volume.bring_store_back();
+    let mount = volume.mount();
+    assert_eq!(fs::read(mount.path().join("some dir/before")).unwrap(), vec![1; 300_000]);
+    mount.unmount();
+    volume.assert_clean();
+}
+
+const LIMIT: Duration = Duration::from_mins(1);

@@ -24,6 +24,7 @@ mod staging;
 mod unstored;
 mod upload;
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -536,6 +537,13 @@ impl Data {
         Ok(Data { options, objects, counters, packs, uploader, reader, staging, tasks })
     }
 
+    /// Nobody needs these packs: those that are not stored need not be.
+    pub fn give_up(&self, packs: &[PackId]) {
+        for pack in packs {
+            self.packs.give_up(*pack);
+        }
+    }
+
     /// Closes all packs, waits until they are stored (or `io_timeout` has passed without progress) and ends all
     /// tasks. Appending afterwards is an error.
     ///
@@ -572,8 +580,17 @@ impl Data {
     /// # Errors
     /// `Io` or `NoSpace`: the first failure; the others are waited for nevertheless.
     pub async fn store_all(&self) -> Result<()> {
+        self.store_all_but(&HashSet::new()).await
+    }
+
+    /// As [`Data::store_all`], without waiting for packs that nobody needs, unless they are staged.
+    ///
+    /// # Errors
+    /// See there.
+    pub async fn store_all_but(&self, needless: &HashSet<PackId>) -> Result<()> {
         self.seal_all();
-        let packs = self.sent();
+        let mut packs = self.sent();
+        packs.retain(|pack| pack.journal().is_some() || !needless.contains(&pack.id()));
         let outcomes = future::join_all(packs.iter().map(|pack| pack.wait(self.options.io_timeout, None)));
         outcomes.await.into_iter().find_map(Result::err).map_or(Ok(()), Err)
     }

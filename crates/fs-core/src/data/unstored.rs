@@ -588,6 +588,18 @@ impl Packs {
         }
     }
 
+    /// Nobody needs the pack, unless it is stored or has a journal to look after.
+    pub(super) fn give_up(&self, pack: PackId) {
+        let given_up = {
+            let mut packs = self.packs.lock();
+            let needless = packs.get(&pack).is_some_and(|pack| !pack.is_stored() && pack.journal().is_none());
+            if needless { packs.remove(&pack) } else { None }
+        };
+        if let Some(pack) = given_up {
+            pack.abandon();
+        }
+    }
+
     pub(super) fn all(&self) -> Vec<Arc<Pack>> {
         let mut packs: Vec<_> = self.packs.lock().values().cloned().collect();
         packs.sort_unstable_by_key(|pack| pack.id);

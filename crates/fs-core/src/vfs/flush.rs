@@ -346,7 +346,7 @@ impl Vfs {
     /// The first failure; the rest is stored nevertheless.
     pub async fn sync_all(&self) -> Result<()> {
         let flushed = self.flush_everything().await;
-        let stored = self.data.store_all().await;
+        let stored = self.data.store_all_but(&self.garbage().into_iter().collect()).await;
         // What a batch still pins is settled when that is committed, which others may be about to do.
         let mut tries = 0;
         while !self.settle_staged().await? && tries < SETTLE_TRIES {

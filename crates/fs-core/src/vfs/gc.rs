@@ -281,6 +281,29 @@ impl Vfs {
         }
     }
 
+    /// Packs that batches have let go of and that the metadata did not name then.
+    pub(super) fn garbage(&self) -> Vec<PackId> {
+        let mut garbage = {
+            let garbage = self.collector.garbage.lock();
+            [garbage.ripe.as_slice(), &garbage.fresh].concat()
+        };
+        garbage.retain(|pack| !self.flusher.is_pinned(*pack));
+        garbage
+    }
+
+    /// Gives up packs that nobody needs any more and that are not stored yet, so that the end of the mount does not wait for
+    /// them. Nothing may be appended or flushed any more.
+    pub(super) async fn give_up_garbage(&self) -> Result<()> {
+        let garbage = self.garbage();
+        if garbage.is_empty() {
+            return Ok(());
+        }
+        // What one file gave up may hold another's bytes.
+        let unnamed = self.meta.drop_packs(&garbage).await?;
+        self.data.give_up(&unnamed);
+        Ok(())
+    }
+
     /// Deletes those of `packs` that the metadata does not name. A pack that one file gave up may hold another's bytes,
     /// placed there a moment later and committed since.
     async fn delete_unnamed(&self, packs: &[PackId]) -> Result<()> {

@@ -21,6 +21,7 @@ mod handle;
 pub mod info;
 mod inode;
 mod namespace;
+mod paths;
 mod read;
 mod readahead;
 mod request;
@@ -197,8 +198,14 @@ impl Vfs {
         for inode in self.inodes.all() {
             let bytes = inode.state().unsaved_bytes();
             if inode.state().needs_flush() && bytes > 0 {
-                report.unsaved.push(Unsaved { ino: inode.ino, bytes });
+                report.unsaved.push(Unsaved { ino: inode.ino, path: None, bytes });
             }
+        }
+        self.name_unsaved(&mut report).await;
+        if self.meta.session_id().is_some()
+            && let Err(error) = self.give_up_garbage().await
+        {
+            report.errors.push(error);
         }
         if let Err(error) = self.data.close().await {
             report.errors.push(error);
@@ -212,6 +219,19 @@ impl Vfs {
             report.errors.push(error);
         }
         report
+    }
+
+    /// Gives the files that were not saved their paths.
+    async fn name_unsaved(&self, report: &mut ShutdownReport) {
+        let wanted = report.unsaved.iter().map(|unsaved| unsaved.ino).collect();
+        match paths::paths_of(&self.meta, &wanted).await {
+            Ok(mut paths) => {
+                for unsaved in &mut report.unsaved {
+                    unsaved.path = paths.remove(&unsaved.ino);
+                }
+            }
+            Err(error) => report.errors.push(error),
+        }
     }
 
     /// Counts and sizes now.

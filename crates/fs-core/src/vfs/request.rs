@@ -327,6 +327,8 @@ impl Default for VfsOptions {
 pub struct Unsaved {
     /// The file.
     pub ino: Ino,
+    /// Its path from the root of the volume (one of them), unless it has no name any more.
+    pub path: Option<String>,
     /// Bytes lost.
     pub bytes: u64,
 }

@@ -42,6 +42,7 @@ async fn shutdown_names_what_could_not_be_stored() {
     let report = vfs.shutdown().await;
     assert_eq!(report.unsaved.len(), 1);
     assert_eq!((report.unsaved[0].ino, report.unsaved[0].bytes), (file.0, 100_000));
+    assert_eq!(report.unsaved[0].path.as_deref(), Some("/f"));
     assert!(!report.errors.is_empty());
 }
 
@@ -343,6 +344,22 @@ async fn an_unlinked_open_file_stays_usable_and_needs_no_store() {
     vfs.gc().await.unwrap();
     assert_eq!(vfs.reserved_bytes.load(Ordering::SeqCst), 0);
     assert_eq!(vfs.memory.used_bytes(), 0);
+    unmount(vfs).await;
+    assert_eq!(world.store.objects().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shutdown_does_not_wait_for_what_was_removed() {
+    let mut world = World::new().await;
+    world.io_timeout = Duration::from_millis(100);
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    world.store.down.store(true, Ordering::SeqCst);
+    write(&vfs, file, 0, Dice(1).bytes(100_000)).await.unwrap();
+    fsync(&vfs, file).await.unwrap_err();
+    vfs.unlink(&ROOT, Ino::ROOT, &name("f")).await.unwrap();
+    vfs.release(file.1).await.unwrap();
+    vfs.forget(file.0, 1);
     unmount(vfs).await;
     assert_eq!(world.store.objects().await, 0);
 }

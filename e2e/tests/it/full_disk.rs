@@ -1,0 +1,205 @@
+//! A disk that is really full: below the store, and below the metadata file. Programs are told, nothing is lost, and work
+//! goes on once there is space.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rfs_e2e::{Backend, Mount, MountOptions, Volume, run, run_ok, tool};
+use tempfile::TempDir;
+
+const LIMIT: Duration = Duration::from_mins(1);
+const ENOSPC: Option<i32> = Some(28);
+
+/// A small disk of its own; unmounted when dropped.
+struct Disk(TempDir);
+
+impl Disk {
+    /// `None` (after a line that says so) without the right to mount.
+    fn of(size: &str) -> Option<Disk> {
+        let mount = tool("mount", "apt install mount")?;
+        let mut dir = TempDir::with_prefix("rfs-disk-").unwrap();
+        let mounted = run(
+            Command::new(mount).args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]).arg(dir.path()),
+            LIMIT,
+        );
+        if !mounted.success() {
+            eprintln!("skipped: a small disk can be mounted by root only ({})", mounted.stderr.trim());
+            return None;
+        }
+        dir.disable_cleanup(true);
+        Some(Disk(dir))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Takes all space but `left` bytes; removing the file gives it back.
+    fn fill(&self, left: u64) -> PathBuf {
+        let path = self.path().join("filler");
+        let mut filler = fs::File::create(&path).unwrap();
+        while filler.write_all(&[0; 4096]).is_ok() {}
+        let len = filler.metadata().unwrap().len();
+        filler.set_len(len - left).unwrap();
+        path
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        run(Command::new("umount").arg("-l").arg(self.path()), LIMIT);
+        let _ = fs::remove_dir(self.path());
+    }
+}
+
+/// Bytes that do not compress.
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// A volume whose store is on a disk of 48 MiB.
+fn volume_on(disk: &Disk) -> Volume {
+    let mut volume = Volume::unformatted(Backend::LocalDirectory).expect("needs no server");
+    volume.store_url = format!("file://{}", disk.path().join("store").display());
+    run_ok(&mut volume.rfs(&["format", &volume.meta_url, &volume.store_url]), LIMIT);
+    volume
+}
+
+/// Without staging, so that fsync waits for the store.
+fn unstaged(volume: &Volume) -> Mount {
+    volume.mount_with(&MountOptions::args(&["--staging", "off"]))
+}
+
+#[test]
+fn a_full_disk_below_the_store_is_told_and_loses_nothing() {
+    let Some(disk) = Disk::of("48m") else { return };
+    let volume = volume_on(&disk);
+    let mount = unstaged(&volume);
+    let (kept, waiting) = (noise(5 << 20), noise(10 << 20));
+    fs::write(mount.path().join("kept"), &kept).unwrap();
+    run_ok(volume.rfs(&["flush"]).arg(mount.path()), LIMIT);
+    let filler = disk.fill(4 << 20);
+
+    let mut file = fs::File::create(mount.path().join("waiting")).unwrap();
+    let error =
+        file.write_all(&waiting).and_then(|()| file.sync_all()).expect_err("4 MiB cannot hold 10 MiB");
+    assert_eq!(error.raw_os_error(), ENOSPC, "{error}");
+    assert_eq!(fs::read(mount.path().join("kept")).unwrap(), kept);
+    assert_eq!(fs::read(mount.path().join("waiting")).unwrap(), waiting, "what was written is there to read");
+
+    fs::remove_file(filler).unwrap();
+    assert!(
+        rfs_testkit::wait_until(LIMIT, || file.sync_all().is_ok()),
+        "there is space, but fsync still fails; log:\n{}",
+        mount.log()
+    );
+    drop(file);
+    mount.unmount();
+    let mount = volume.mount();
+    assert_eq!(fs::read(mount.path().join("kept")).unwrap(), kept);
+    assert_eq!(fs::read(mount.path().join("waiting")).unwrap(), waiting);
+    mount.unmount();
+    volume.assert_clean();
+}
+
+#[test]
+fn a_full_disk_below_the_store_is_no_matter_for_what_is_staged() {
+    let Some(disk) = Disk::of("48m") else { return };
+    let volume = volume_on(&disk);
+    let mount = volume.mount();
+    let filler = disk.fill(4 << 20);
+    let bytes = noise(10 << 20);
+    let mut file = fs::File::create(mount.path().join("f")).unwrap();
+    file.write_all(&bytes).and_then(|()| file.sync_all()).unwrap();
+    drop(file);
+    assert!(!run(volume.rfs(&["flush"]).arg(mount.path()), LIMIT).success(), "4 MiB cannot hold 10 MiB");
+    mount.kill();
+    fs::remove_file(filler).unwrap();
+    let mount = volume.mount();
+    assert_eq!(fs::read(mount.path().join("f")).unwrap(), bytes);
+    mount.unmount();
+    volume.assert_clean();
+}
+
+#[test]
+fn removing_what_did_not_fit_makes_room_below_the_store() {
+    let Some(disk) = Disk::of("48m") else { return };
+    let volume = volume_on(&disk);
+    let mount = unstaged(&volume);
+    let large = fs::File::create(mount.path().join("too large")).unwrap();
+    let bytes = noise(1 << 20);
+    let error = (0..64).find_map(|i| large.write_all_at(&bytes, i << 20).err()).or(large.sync_all().err());
+    assert_eq!(error.expect("48 MiB cannot hold 64 MiB").raw_os_error(), ENOSPC);
+    drop(large);
+    fs::remove_file(mount.path().join("too large")).unwrap();
+    let small = fs::File::create(mount.path().join("fits")).unwrap();
+    small.write_all_at(&noise(20 << 20), 0).unwrap();
+    assert!(
+        rfs_testkit::wait_until(LIMIT, || small.sync_all().is_ok()),
+        "the large file is gone, but there is no space; log:\n{}",
+        mount.log()
+    );
+    drop(small);
+    mount.unmount();
+    let mount = volume.mount();
+    assert_eq!(fs::read(mount.path().join("fits")).unwrap(), noise(20 << 20));
+    mount.unmount();
+    volume.assert_clean();
+}
+
+#[test]
+fn a_full_disk_below_the_metadata_is_told_and_loses_nothing() {
+    let Some(disk) = Disk::of("16m") else { return };
+    let mut volume = Volume::unformatted(Backend::LocalDirectory).expect("needs no server");
+    volume.meta_url = format!("redb://{}", disk.path().join("meta.redb").display());
+    run_ok(&mut volume.rfs(&["format", &volume.meta_url, &volume.store_url]), LIMIT);
+    let mount = volume.mount();
+    fs::write(mount.path().join("kept"), "kept").unwrap();
+    fs::File::open(mount.path().join("kept")).unwrap().sync_all().unwrap();
+    let filler = disk.fill(64 << 10);
+
+    // Names alone, until one of the syncs in between says that they cannot be kept.
+    let sync = || fs::File::open(mount.path()).unwrap().sync_all();
+    let mut made = Vec::new();
+    let error = (0..20_000).find_map(|i| {
+        let name = format!("{i:0>200}");
+        match fs::File::create(mount.path().join(&name)) {
+            Ok(_) => made.push(name),
+            Err(error) => return Some(error),
+        }
+        if i % 500 == 499 { sync().err() } else { None }
+    });
+    let error = error.expect("64 KiB cannot hold 4 MB of names");
+    assert!(matches!(error.raw_os_error(), Some(28 | 5)), "{error}");
+    assert_eq!(fs::read(mount.path().join("kept")).unwrap(), b"kept");
+
+    fs::remove_file(filler).unwrap();
+    assert!(
+        rfs_testkit::wait_until(LIMIT, || sync().is_ok()),
+        "there is space, but fsync still fails; log:\n{}",
+        mount.log()
+    );
+    fs::write(mount.path().join("after"), "after").unwrap();
+    mount.unmount();
+    let mount = volume.mount();
+    for name in &made {
+        assert!(mount.path().join(name).exists(), "{name} was made, and is gone");
+    }
+    assert_eq!(fs::read(mount.path().join("kept")).unwrap(), b"kept");
+    assert_eq!(fs::read(mount.path().join("after")).unwrap(), b"after");
+    mount.unmount();
+    volume.assert_clean();
+}

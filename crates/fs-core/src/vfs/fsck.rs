@@ -3,7 +3,8 @@
 //! Works beside a live mount: what looks wrong is looked at a second time, since it may have changed between two reads.
 //! Repairs are the metadata's own; bytes that the store lost cannot be mended, only named.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::error::Error as _;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use futures::stream::FuturesUnordered;
 use futures::{StreamExt, TryStreamExt};
 use serde::{Deserialize, Serialize};
 
+use super::paths::paths_of;
 use super::staging;
 use crate::data::{Data, StoredPack, overlay};
 use crate::meta::{CheckProgress, Dentry, Finding, Meta, PackInfo, PackState};
@@ -162,16 +164,26 @@ async fn metadata(
     report.names = checked.dentries;
     report.slice_groups = checked.slice_groups;
     report.packs = checked.packs;
-    allocated(meta, progress, &mut checked.findings).await?;
+    let readable = !checked.findings.iter().any(|finding| matches!(finding, Finding::Undecodable { .. }));
+    if readable {
+        allocated(meta, progress, &mut checked.findings).await?;
+    }
+    let described: Vec<_> = checked.findings.iter().map(describe).collect();
+    let paths = if readable {
+        let wanted = described.iter().filter_map(|(ino, _)| *ino).collect();
+        paths_of(meta, &wanted).await?
+    } else {
+        HashMap::new()
+    };
     let mut mended = HashSet::new();
     if options.repair && !checked.findings.is_empty() {
         let repaired = meta.repair(&checked.findings).await?;
         mended.extend(repaired.mended.into_iter().chain(repaired.outdated));
     }
-    for finding in &checked.findings {
-        let (ino, what) = describe(finding);
+    for (finding, (ino, what)) in checked.findings.iter().zip(described) {
+        let path = ino.and_then(|ino| paths.get(&ino).cloned());
         let ino = ino.map(|ino| ino.0);
-        report.add(Problem { path: None, ino, what, repaired: mended.contains(finding) });
+        report.add(Problem { path, ino, what, repaired: mended.contains(finding) });
     }
     Ok(())
 }
@@ -232,6 +244,7 @@ async fn bytes_of(meta: &Meta, ino: Ino, stored: i64) -> Result<Option<Allocated
 /// A broken invariant in words, and the inode that it is about.
 fn describe(finding: &Finding) -> (Option<Ino>, String) {
     match finding {
+        Finding::Undecodable { ino, error } => (*ino, error.clone()),
         Finding::RootMissing => (Some(Ino::ROOT), "the root directory is missing".to_owned()),
         Finding::DanglingDentry { dir, name, ino } => {
             (Some(*dir), format!("directory {dir} has an entry {name} for inode {ino}, which does not exist"))
@@ -323,7 +336,7 @@ async fn staged(
     // Reading the blocks names the files, too.
     if !options.data {
         let mut files = Files::new(meta, progress);
-        while let Some((path, ino)) = files.next().await? {
+        while let Some((path, ino)) = files.next(report).await? {
             let runs = runs_of(meta, ino, &path).await?.into_iter();
             let gone = |wanted: &Wanted| {
                 let end = u64::from(wanted.run.pack_offset) + wanted.run.stored_bytes();
@@ -457,8 +470,9 @@ async fn blocks(
     let mut seen = HashSet::new();
     let mut reads = FuturesUnordered::new();
     let mut files = Files::new(meta, progress);
-    while let Some((path, ino)) = files.next().await? {
-        for wanted in runs_of(meta, ino, &path).await? {
+    while let Some((path, ino)) = files.next(report).await? {
+        let runs = runs_of(meta, ino, &path).await;
+        for wanted in unless_damaged(runs, ino, &path, report)?.unwrap_or_default() {
             if !seen.insert((wanted.run.pack, wanted.run.pack_offset)) {
                 continue;
             }
@@ -495,7 +509,8 @@ impl<'a> Files<'a> {
         Files { meta, progress, done: 0, total: None, directories, found: Vec::new() }
     }
 
-    async fn next(&mut self) -> Result<Option<(Arc<str>, Ino)>> {
+    /// The next file. Directories that cannot be read because of damage become problems.
+    async fn next(&mut self, report: &mut Report) -> Result<Option<(Arc<str>, Ino)>> {
         let total = match self.total {
             Some(total) => total,
             None => *self.total.insert(self.meta.statfs().await?.inodes_used),
@@ -505,9 +520,8 @@ impl<'a> Files<'a> {
                 return Ok(Some(file));
             }
             let Some((dir, dir_path, after)) = self.directories.pop() else { return Ok(None) };
-            let Some(page) = unless_gone(self.meta.readdir(dir, after.as_ref(), PAGE).await)? else {
-                continue;
-            };
+            let listed = self.meta.readdir(dir, after.as_ref(), PAGE).await;
+            let Some(page) = unless_damaged(listed, dir, &dir_path, report)? else { continue };
             let last = page.items.last().map(|dentry| dentry.name.clone()).filter(|_| page.more);
             if last.is_some() {
                 self.directories.push((dir, dir_path.clone(), last));
@@ -558,6 +572,24 @@ fn unless_gone<T>(result: Result<T>) -> Result<Option<T>> {
         Ok(value) => Ok(Some(value)),
         Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::NotDirectory) => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+/// As [`unless_gone`]; a record that does not decode becomes a problem.
+fn unless_damaged<T>(result: Result<T>, ino: Ino, path: &str, report: &mut Report) -> Result<Option<T>> {
+    match unless_gone(result) {
+        // Without a cause outside, the metadata store answered, and what it said makes no sense.
+        Err(error) if error.kind == ErrorKind::Io && error.source().is_none() => {
+            let path = if path.is_empty() { "/" } else { path };
+            report.add(Problem {
+                path: Some(path.to_owned()),
+                ino: Some(ino.0),
+                what: format!("cannot be read: {error}"),
+                repaired: false,
+            });
+            Ok(None)
+        }
+        result => result,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Checking the metadata's invariants, and repairing them.
 //!
-//! `scan` reads everything in pages, each page on one state of the store; `check` compares; `repair` mends one finding a
-//! transaction, and only where the store is still as the finding saw it. On a volume that is in use, changes
+//! `scan` reads everything in pages, each page on one state of the store; `check` compares; `undecodable` looks for what
+//! cannot be read, if `check` stumbled over some; `repair` mends one finding a transaction, and only where the store is still as the finding saw it. On a volume that is in use, changes
 //! between two pages look like damage: so what a first pass finds must be found by a second one too.
 //!
 //! The invariants:
@@ -16,6 +16,7 @@
 mod inodes;
 mod repair;
 mod scan;
+mod undecodable;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,6 +39,13 @@ const PAGE: usize = 2048;
 /// A broken invariant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Finding {
+    /// A record does not decode. Nothing else is looked for then: whatever refers to it would look broken.
+    Undecodable {
+        /// The inode that it belongs to, unless it belongs to none.
+        ino: Option<Ino>,
+        /// What does not decode.
+        error: String,
+    },
     /// The root directory's record is missing.
     RootMissing,
     /// A dentry names an inode that does not exist.
@@ -224,9 +232,18 @@ impl Meta {
     /// without a session.
     ///
     /// # Errors
-    /// `Io` when a record does not decode.
+    /// `Io` when the store does not answer.
     pub async fn check(&self, progress: &CheckProgress) -> Result<CheckReport> {
-        let mut report = self.check_once(progress).await?;
+        let mut report = match self.check_once(progress).await {
+            Ok(report) => report,
+            Err(error) => {
+                let findings = self.undecodable(progress).await?;
+                if findings.is_empty() {
+                    return Err(error);
+                }
+                return Ok(CheckReport { findings, ..CheckReport::default() });
+            }
+        };
         if !report.findings.is_empty() {
             let again = self.check_once(progress).await?;
             let confirmed: HashSet<Finding> = again.findings.into_iter().collect();

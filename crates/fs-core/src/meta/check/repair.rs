@@ -35,13 +35,17 @@ pub struct Repaired {
 }
 
 impl Meta {
-    /// Mends what a check found. Inodes without a name get one in `/lost+found`.
+    /// Mends what a check found. Inodes without a name get one in `/lost+found`. Records that do not decode stay as they
+    /// are: what they said is lost, and removing them could only lose more.
     ///
     /// # Errors
     /// `ReadOnly` without a session.
     pub async fn repair(&self, findings: &[Finding]) -> Result<Repaired> {
         let mut repaired = Repaired::default();
         for finding in findings {
+            if matches!(finding, Finding::Undecodable { .. }) {
+                continue;
+            }
             let mended = self.repair_one(finding).await?;
             let list = if mended { &mut repaired.mended } else { &mut repaired.outdated };
             list.push(finding.clone());
@@ -104,6 +108,7 @@ impl Meta {
 /// Repairs of one transaction. Returns whether the finding still held.
 async fn mend_in(txn: &dyn Txn, finding: &Finding, session: SessionId, now: Timestamp) -> Result<bool> {
     match finding {
+        Finding::Undecodable { .. } => Ok(false),
         Finding::RootMissing => make_root(txn, now).await,
         Finding::DanglingDentry { dir, name, ino } => match get_inode(txn, *ino).await? {
             Some(_) => Ok(false),

@@ -153,7 +153,7 @@ fn info(node: &Node) -> InodeInfo {
     }
 }
 
-async fn page_of(txn: &dyn Txn, range: &KeyRange, limit: usize) -> Result<RangePage> {
+pub(super) async fn page_of(txn: &dyn Txn, range: &KeyRange, limit: usize) -> Result<RangePage> {
     let query = RangeQuery {
         begin: range.begin.clone(),
         end: range.end.clone(),

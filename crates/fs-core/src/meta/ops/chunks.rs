@@ -91,7 +91,7 @@ pub(in crate::meta) async fn groups_in(
     Ok(Page { items, more: page.more })
 }
 
-fn group(key: &[u8], value: &Bytes) -> Result<(Ino, ChunkIndex, SliceGroup)> {
+pub(in crate::meta) fn group(key: &[u8], value: &Bytes) -> Result<(Ino, ChunkIndex, SliceGroup)> {
     let (ino, chunk, stamp) = record::parsed(key::parse_slice_group(key), "slice key")?;
     Ok((ino, chunk, SliceGroup { stamp, slices: record::decode_group(value)? }))
 }

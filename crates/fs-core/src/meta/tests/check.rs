@@ -285,3 +285,29 @@ async fn scans_see_everything_in_pages() {
     let report = v.meta.check(&CheckProgress::default()).await.unwrap();
     assert_eq!((report.inodes, report.dentries), (151, 150));
 }
+
+#[tokio::test]
+async fn records_that_do_not_decode_are_all_named_and_left_alone() {
+    let s = sample().await;
+    s.damage(|txn| {
+        txn.set(&key::inode(s.sub, Field::Inode), b"?");
+        txn.set(&key::dentry(s.dir, &name("x")), b"");
+        txn.set(&key::pack(PACK), b"??");
+    })
+    .await;
+    let findings = s.findings().await;
+    let owners: Vec<Option<Ino>> = findings
+        .iter()
+        .map(|finding| match finding {
+            Finding::Undecodable { ino, error } => {
+                assert!(error.contains("does not decode"), "{error}");
+                *ino
+            }
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(owners, [Some(s.sub), Some(s.dir), None]);
+    let repaired = s.v.meta.repair(&findings).await.unwrap();
+    assert_eq!((repaired.mended, repaired.outdated), (vec![], vec![]));
+    assert_eq!(s.findings().await, findings);
+}

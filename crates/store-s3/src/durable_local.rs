@@ -330,14 +330,29 @@ impl Inner {
             })
             .collect();
         for dir in dirs {
-            if let Err(error) = sync_dir(&dir) {
+            // One that another deletion has removed meanwhile is gone for good when what is above it says so.
+            let mut there = dir.ancestors().filter(|dir| dir.is_dir() || *dir == self.root);
+            if let Err(error) = sync_dir(there.next().unwrap_or(&self.root)) {
                 // None of the batch is known to be gone for good; the last one tells.
                 if let Some(last) = results.last_mut() {
                     *last = Err(error);
                 }
+            } else {
+                self.remove_empty(&dir);
             }
         }
         results
+    }
+
+    /// Removes a directory and those above it as long as they are empty: an object store has none. Whoever is about to put
+    /// something there makes them again.
+    fn remove_empty(&self, dir: &FsPath) {
+        for dir in dir.ancestors().take_while(|dir| *dir != self.root) {
+            if std::fs::remove_dir(dir).is_err() {
+                break;
+            }
+            self.durable.lock().remove(dir);
+        }
     }
 }
 

@@ -29,6 +29,12 @@ async fn good_stores_pass_and_nothing_stays() {
         let left: Vec<_> = store.list(None).try_collect().await.unwrap();
         assert!(left.is_empty(), "{left:?}");
     }
+    // No directories, either.
+    let left: Vec<_> = std::fs::read_dir(dir.path().join("store"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert_eq!(left, [".rfs-uploads"]);
 }
 
 #[tokio::test]

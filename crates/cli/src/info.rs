@@ -51,10 +51,20 @@ pub(crate) fn run(args: &Args) -> Result<Exit> {
     Ok(Exit::Ok)
 }
 
+/// Has what is waiting of a file stored: what is only in memory has no place yet that could be told.
+fn store(path: &Path) -> std::io::Result<()> {
+    std::fs::File::open(path)?.sync_all()
+}
+
 /// The mount that `path` is on, and its inode number.
 fn on_mount(path: &Path) -> Result<(Client, u64)> {
     let shown = path.display();
     let found = std::fs::symlink_metadata(path).doing(format!("looking at {shown}"))?;
+    if found.is_file()
+        && let Err(error) = store(path)
+    {
+        output::note(format_args!("{shown} is shown as it is stored: what is waiting could not be: {error}"));
+    }
     let device = found.dev();
     let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let mount: Option<Mounted> = control::mounts()?.into_iter().find(|mounted| mounted.device == device);

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use rfs_e2e::{Backend, MountOptions, Volume, on_each_backend, run, run_ok};
+use rfs_e2e::{Backend, MountOptions, Volume, on_each_backend, run, run_ok, set_xattr, tool};
 
 on_each_backend! {
     fn files_survive_a_remount;
@@ -16,6 +17,8 @@ on_each_backend! {
     fn a_full_volume_says_so_and_loses_nothing;
     fn read_only_mounts_refuse_changes;
     fn info_and_status_tell_what_is_there;
+    fn locks_hold_between_processes;
+    fn what_is_not_carried_is_refused;
 }
 
 fn files_survive_a_remount(backend: Backend) {
@@ -139,11 +142,16 @@ fn info_and_status_tell_what_is_there(backend: Backend) {
     let path = mount.path().join("f");
     let mut file = fs::OpenOptions::new().create_new(true).write(true).mode(0o600).open(&path).unwrap();
     file.write_all(&vec![9; 3 << 20]).unwrap();
-    file.sync_all().unwrap();
     let limit = Duration::from_secs(30);
     let info = run_ok(volume.rfs(&["info", "--json"]).arg(&path), limit).stdout;
     let info: serde_json::Value = serde_json::from_str(&info).unwrap();
-    assert!(info.to_string().contains("3145728"), "{info}");
+    // Not fsynced: to be told of, it is stored first.
+    assert_eq!(
+        (info["size"].as_u64(), info["allocated_bytes"].as_u64()),
+        (Some(3 << 20), Some(3 << 20)),
+        "{info}"
+    );
+    assert!(info["slices"].as_u64() > Some(0), "{info}");
     let status = run_ok(volume.rfs(&["status", "--json"]).arg(mount.path()), limit).stdout;
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
     assert!(status.is_object(), "{status}");
@@ -163,4 +171,69 @@ fn info_and_status_tell_what_is_there(backend: Backend) {
     }
     drop(file);
     mount.unmount();
+}
+
+fn locks_hold_between_processes(backend: Backend) {
+    let Some(flock) = tool("flock", "apt install util-linux") else { return };
+    let Some(volume) = Volume::format(backend) else { return };
+    let mount = volume.mount();
+    let path = mount.path().join("f");
+    let file = fs::File::create(&path).unwrap();
+    let other = |args: &[&str]| {
+        let mut command = Command::new(&flock);
+        run(command.args(args).arg(&path).arg("true"), Duration::from_secs(30)).code()
+    };
+    file.lock().unwrap();
+    assert_eq!(other(&["--nonblock"]), Some(1), "flock(2) of another process got an exclusive lock");
+    file.unlock().unwrap();
+    file.lock_shared().unwrap();
+    assert_eq!(other(&["--nonblock", "--shared"]), Some(0));
+    assert_eq!(other(&["--nonblock"]), Some(1), "flock(2) of another process got a shared lock");
+    file.unlock().unwrap();
+
+    let again = fs::File::options().write(true).open(&path).unwrap();
+    lock_record(&file, 0, 10).unwrap();
+    let error = lock_record(&again, 9, 1).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EAGAIN), "{error}");
+    lock_record(&again, 10, 1).unwrap();
+    drop(file);
+    lock_record(&again, 0, 10).unwrap();
+    drop(again);
+    mount.unmount();
+}
+
+/// A record lock of the open file (fcntl(2), `F_OFD_SETLK`).
+#[expect(unsafe_code, reason = "std has no record locks")]
+fn lock_record(file: &fs::File, offset: i64, len: i64) -> std::io::Result<()> {
+    // SAFETY: all zeros are a valid `flock`.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    (lock.l_type, lock.l_start, lock.l_len) = (libc::F_WRLCK as i16, offset, len);
+    // SAFETY: the descriptor is open and the pointer valid during the call.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+fn what_is_not_carried_is_refused(backend: Backend) {
+    let Some(volume) = Volume::format(backend) else { return };
+    let mount = volume.mount();
+    let path = mount.path().join("f");
+    fs::write(&path, vec![5; 20_000]).unwrap();
+    let unnamed = fs::File::options().write(true).custom_flags(libc::O_TMPFILE).open(mount.path());
+    assert_eq!(unnamed.unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
+    let acl = set_xattr(&path, c"system.posix_acl_access", b"\x02\0\0\0");
+    assert_eq!(acl.unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    for mode in [libc::FALLOC_FL_COLLAPSE_RANGE, libc::FALLOC_FL_INSERT_RANGE] {
+        assert_eq!(fallocate(&file, mode).unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
+    }
+    drop(file);
+    assert_eq!(fs::read(&path).unwrap(), vec![5; 20_000]);
+    mount.unmount();
+}
+
+#[expect(unsafe_code, reason = "std has no fallocate(2)")]
+fn fallocate(file: &fs::File, mode: i32) -> std::io::Result<()> {
+    // SAFETY: the descriptor is open during the call.
+    let result = unsafe { libc::fallocate(file.as_raw_fd(), mode, 4096, 4096) };
+    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }

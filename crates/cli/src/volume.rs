@@ -319,7 +319,7 @@ pub(crate) async fn open_store_of(
 
 /// Makes sure that the store holds this volume's contents and no other's.
 pub(crate) async fn check_marker(store: &Arc<dyn ObjectStore>, record: &meta::Volume) -> Result<()> {
-    match read_marker(store).await? {
+    match read_marker(store, &record.store_url).await? {
         Some(marker) if marker.uuid == record.uuid.to_string() => Ok(()),
         Some(marker) => Err(Failure::new(
             Exit::Error,
@@ -334,12 +334,12 @@ pub(crate) async fn check_marker(store: &Arc<dyn ObjectStore>, record: &meta::Vo
     }
 }
 
-async fn read_marker(store: &Arc<dyn ObjectStore>) -> Result<Option<Marker>> {
-    let doing = "reading the store's volume marker";
+async fn read_marker(store: &Arc<dyn ObjectStore>, url: &str) -> Result<Option<Marker>> {
+    let doing = format!("reading the volume marker of {url}");
     let bytes = match store.get(&ObjectPath::from(MARKER)).await {
-        Ok(found) => found.bytes().await.map_err(|e| engine::store_failure(e, doing))?,
+        Ok(found) => found.bytes().await.map_err(|e| engine::store_failure(e, &doing))?,
         Err(error) if engine::is_not_found(&error) => return Ok(None),
-        Err(error) => return Err(engine::store_failure(error, doing)),
+        Err(error) => return Err(engine::store_failure(error, &doing)),
     };
     serde_json::from_slice(&bytes).exit(Exit::Damage, format!("{MARKER} in the store is damaged")).map(Some)
 }
@@ -348,7 +348,7 @@ async fn read_marker(store: &Arc<dyn ObjectStore>) -> Result<Option<Marker>> {
 /// mount may be about to store its first.
 pub(crate) async fn check_store_is_free(store: &Arc<dyn ObjectStore>, url: &StoreUrl) -> Result<()> {
     use futures::TryStreamExt;
-    let marker = read_marker(store).await?;
+    let marker = read_marker(store, &url.to_string()).await?;
     let mut packs = store.list(Some(&ObjectPath::from(PACKS)));
     let pack = packs.try_next().await.map_err(|e| engine::store_failure(e, "listing the store"))?;
     let held = match (marker, pack) {

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use rfs_e2e::{Backend, Finished, Volume, run};
+use rfs_e2e::{Backend, Finished, Volume, run, tool};
 use rfs_testkit::S3Server;
 
 /// Most time that a refusal may take.
@@ -19,12 +19,78 @@ fn assert_refused(finished: &Finished, code: i32, words: &[&str]) {
     }
 }
 
+/// Formatted volumes over redb: with a local directory, and with an S3 server if there is one.
+fn on_each_store(test: impl Fn(Volume)) {
+    for backend in [Backend::LocalDirectory, Backend::S3] {
+        if let Some(volume) = Volume::format(backend) {
+            test(volume);
+        }
+    }
+}
+
+/// `rfs mount` of the volume at a directory below the volume's own, as `change` has it.
+fn try_to_mount(volume: &Volume, change: impl FnOnce(&mut Command)) -> Finished {
+    let target = volume.dir.path().join("mnt");
+    fs::create_dir_all(&target).unwrap();
+    let mut command = volume.rfs(&["mount", "--io-timeout", "3s", &volume.meta_url]);
+    change(command.arg(&target));
+    run(&mut command, LIMIT)
+}
+
 #[test]
 fn wrong_credentials_are_told() {
     let Some(volume) = Volume::unformatted(Backend::S3) else { return };
     let mut command = volume.rfs(&["format", &volume.meta_url, &volume.store_url]);
     command.env("AWS_SECRET_ACCESS_KEY", "wrong");
     assert_refused(&run(&mut command, LIMIT), 10, &["credentials"]);
+    assert!(volume.run(&["format", &volume.meta_url, &volume.store_url]).success());
+    let finished = try_to_mount(&volume, |rfs| {
+        rfs.env("AWS_SECRET_ACCESS_KEY", "wrong");
+    });
+    assert_refused(&finished, 10, &["credentials"]);
+    volume.mount().unmount();
+}
+
+#[test]
+fn a_store_that_is_gone_is_told_and_nothing_is_made_in_its_place() {
+    let mut volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
+    volume.take_store_away();
+    assert_refused(&try_to_mount(&volume, |_| {}), 11, &["store"]);
+    assert!(!volume.dir.path().join("store").exists());
+    volume.bring_store_back();
+    volume.mount().unmount();
+
+    let Some(mut volume) = Volume::format(Backend::S3) else { return };
+    volume.take_store_away();
+    assert_refused(&try_to_mount(&volume, |_| {}), 21, &["127.0.0.1"]);
+    volume.bring_store_back();
+    volume.mount().unmount();
+
+    let server = volume.s3.as_ref().expect("the volume has a server");
+    fs::rename(server.bucket_dir("bucket"), server.bucket_dir("other")).unwrap();
+    assert_refused(&try_to_mount(&volume, |_| {}), 11, &["bucket"]);
+}
+
+#[test]
+fn a_missing_fuse_device_is_told() {
+    let Some(unshare) = tool("unshare", "apt install util-linux") else { return };
+    on_each_store(|volume| {
+        let target = volume.dir.path().join("mnt");
+        fs::create_dir(&target).unwrap();
+        let rfs = volume.rfs(&["mount", &volume.meta_url]);
+        // A /dev of its own, without fuse.
+        let mut command = Command::new(&unshare);
+        command.args(["--mount", "sh", "-c"]);
+        command.arg("mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && exec \"$@\"");
+        command.arg("sh").arg(rfs.get_program()).args(rfs.get_args()).arg(&target);
+        command.envs(rfs.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let finished = run(&mut command, LIMIT);
+        if finished.stderr.contains("unshare failed") {
+            return eprintln!("skipped: only root can hide /dev/fuse ({})", finished.stderr.trim());
+        }
+        assert_refused(&finished, 1, &["/dev/fuse"]);
+        volume.mount().unmount();
+    });
 }
 
 #[test]
@@ -61,32 +127,28 @@ fn formatting_twice_is_refused() {
 
 #[test]
 fn a_damaged_metadata_file_is_told_and_left_alone() {
-    let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
-    let path = volume.dir.path().join("meta.redb");
-    let mut bytes = fs::read(&path).unwrap();
-    bytes[..4096].fill(0x5a);
-    fs::write(&path, &bytes).unwrap();
-    let target = volume.dir.path().join("mnt");
-    fs::create_dir(&target).unwrap();
-    let finished = run(volume.rfs(&["mount", &volume.meta_url]).arg(&target), LIMIT);
-    assert_refused(&finished, 40, &["meta.redb"]);
-    assert_eq!(fs::read(&path).unwrap(), bytes);
+    on_each_store(|volume| {
+        let path = volume.dir.path().join("meta.redb");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[..4096].fill(0x5a);
+        fs::write(&path, &bytes).unwrap();
+        assert_refused(&try_to_mount(&volume, |_| {}), 40, &["meta.redb"]);
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+    });
 }
 
 #[test]
 fn a_second_mount_is_refused_and_says_where_the_first_is() {
-    let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
-    let mount = volume.mount();
-    let target = volume.dir.path().join("mnt");
-    fs::create_dir(&target).unwrap();
-    let finished = run(volume.rfs(&["mount", &volume.meta_url]).arg(&target), LIMIT);
-    assert_refused(&finished, 31, &[mount.path().to_str().expect("a temporary path is UTF-8")]);
-    fs::write(mount.path().join("f"), "still works").unwrap();
-    mount.unmount();
+    on_each_store(|volume| {
+        let mount = volume.mount();
+        let first = mount.path().to_str().expect("a temporary path is UTF-8");
+        assert_refused(&try_to_mount(&volume, |_| {}), 31, &[first]);
+        fs::write(mount.path().join("f"), "still works").unwrap();
+        mount.unmount();
+    });
 }
 
 #[test]
-#[expect(clippy::disallowed_methods, reason = "the real time of a mount is what is promised")]
 fn a_second_mount_on_foundationdb_is_refused_while_the_first_one_lives() {
     let Some(volume) = Volume::format(Backend::FoundationDb) else { return };
     let mount = volume.mount();
@@ -105,14 +167,16 @@ fn a_second_mount_on_foundationdb_is_refused_while_the_first_one_lives() {
 
 #[test]
 fn a_mount_point_that_cannot_serve_is_told() {
-    let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
-    let target = volume.dir.path().join("mnt");
-    let mut mount = volume.rfs(&["mount", &volume.meta_url]);
-    assert_refused(&run(mount.arg(&target), LIMIT), 1, &["mnt"]);
-    fs::create_dir(&target).unwrap();
-    fs::write(target.join("file"), "").unwrap();
-    let mut mount = volume.rfs(&["mount", &volume.meta_url]);
-    assert_refused(&run(mount.arg(&target), LIMIT), 1, &["not empty"]);
+    on_each_store(|volume| {
+        let target = volume.dir.path().join("missing");
+        let mut mount = volume.rfs(&["mount", &volume.meta_url]);
+        assert_refused(&run(mount.arg(&target), LIMIT), 1, &["missing"]);
+        fs::create_dir(&target).unwrap();
+        fs::write(target.join("file"), "kept").unwrap();
+        let mut mount = volume.rfs(&["mount", &volume.meta_url]);
+        assert_refused(&run(mount.arg(&target), LIMIT), 1, &["not empty"]);
+        assert_eq!(fs::read(target.join("file")).unwrap(), b"kept");
+    });
 }
 
 #[test]
@@ -125,12 +189,13 @@ fn wrong_arguments_are_a_usage_error() {
 
 #[test]
 fn a_name_of_256_bytes_is_refused_and_255_work() {
-    let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
-    let mount = volume.mount();
-    fs::write(mount.path().join("x".repeat(255)), "").unwrap();
-    let error = fs::write(mount.path().join("x".repeat(256)), "").unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(36), "{error}");
-    mount.unmount();
+    on_each_store(|volume| {
+        let mount = volume.mount();
+        fs::write(mount.path().join("x".repeat(255)), "").unwrap();
+        let error = fs::write(mount.path().join("x".repeat(256)), "").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(36), "{error}");
+        mount.unmount();
+    });
 }
 
 #[test]

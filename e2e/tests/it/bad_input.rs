@@ -149,6 +149,7 @@ fn a_second_mount_is_refused_and_says_where_the_first_is() {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "the real time of a mount is what is promised")]
 fn a_second_mount_on_foundationdb_is_refused_while_the_first_one_lives() {
     let Some(volume) = Volume::format(Backend::FoundationDb) else { return };
     let mount = volume.mount();

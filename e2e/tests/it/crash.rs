@@ -1,10 +1,10 @@
-//! kill -9 under load: what was fsynced is there, and the volume is clean.
+//! kill -9 under load: what was fsynced is there, what was replaced is the old or the new, and the volume is clean.
 
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rand::rngs::SmallRng;
@@ -14,6 +14,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 on_each_backend! {
     fn what_was_fsynced_survives_kill_9;
+    fn a_file_replaced_without_fsync_is_the_old_or_the_new;
+    fn what_was_closed_is_stored_within_seconds_unasked;
 }
 
 #[test]
@@ -109,4 +111,100 @@ fn work(base: &Path, worker: u64, promises: &Mutex<Vec<Promise>>, stop: &AtomicB
         }
         promises.lock().unwrap().push(Promise { name, len: bytes.len(), hash: xxh3_64(&bytes) });
     }
+}
+
+/// Files that are replaced all the time, each by a writer of its own.
+const REPLACED: u64 = 3;
+
+fn a_file_replaced_without_fsync_is_the_old_or_the_new(backend: Backend) {
+    let Some(volume) = Volume::format(backend) else { return };
+    let rounds: usize = if crate::long() { 20 } else { 4 };
+    let mount = volume.mount();
+    for file in 0..REPLACED {
+        replace(mount.path(), file, 0).unwrap();
+    }
+    mount.unmount();
+    let mut oldest = [0; REPLACED as usize];
+    for round in 0..rounds {
+        let mount = volume.mount();
+        let base = mount.path().to_owned();
+        let counts: Vec<AtomicU64> = oldest.iter().map(|version| AtomicU64::new(*version)).collect();
+        let mut mount = Some(mount);
+        std::thread::scope(|scope| {
+            for (file, count) in (0u64..).zip(&counts) {
+                let base = &base;
+                scope.spawn(move || {
+                    // An error means that the mount is gone.
+                    while replace(base, file, count.load(Ordering::Relaxed) + 1).is_ok() {
+                        count.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            let done = || {
+                counts
+                    .iter()
+                    .zip(oldest)
+                    .all(|(count, from)| count.load(Ordering::Relaxed) >= from + 3 + round as u64)
+            };
+            assert!(rfs_testkit::wait_until(Duration::from_mins(1), done), "replacing files takes too long");
+            mount.take().unwrap().kill();
+        });
+        drop(mount);
+
+        let mount = volume.mount();
+        for (file, count) in (0u64..).zip(&counts) {
+            let bytes = fs::read(mount.path().join(format!("replaced{file}"))).unwrap();
+            let version = bytes.first_chunk().copied().map_or(u64::MAX, u64::from_le_bytes);
+            assert!(
+                bytes == content(file, version),
+                "file {file} is of {} bytes, and neither old nor new",
+                bytes.len()
+            );
+            let newest = count.load(Ordering::Relaxed) + 1;
+            let from = oldest[file as usize];
+            assert!((from..=newest).contains(&version), "file {file}: {version} is not in {from}..={newest}");
+            oldest[file as usize] = version;
+        }
+        mount.unmount();
+        volume.assert_clean();
+    }
+}
+
+/// Writes a new version beside the file and renames it over, without fsync, as many editors do.
+fn replace(base: &Path, file: u64, version: u64) -> io::Result<()> {
+    let temporary = base.join(format!("new{file}"));
+    fs::write(&temporary, content(file, version))?;
+    fs::rename(&temporary, base.join(format!("replaced{file}")))
+}
+
+/// What a version of a file holds: its number over and over, of a length that changes.
+fn content(file: u64, version: u64) -> Vec<u8> {
+    let words = 1 + version.wrapping_mul(7919) % 9000 * (file + 1);
+    version.to_le_bytes().repeat(words as usize)
+}
+
+fn what_was_closed_is_stored_within_seconds_unasked(backend: Backend) {
+    let Some(volume) = Volume::format(backend) else { return };
+    let mount = volume.mount();
+    let bytes = content(1, 5000);
+    fs::create_dir(mount.path().join("dir")).unwrap();
+    fs::write(mount.path().join("dir/file"), &bytes).unwrap();
+    let waiting = || {
+        let status = volume.run(&["status", "--json", mount.path().to_str().expect("UTF-8")]).stdout;
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        let bytes = |name: &str| status["mount"][name].as_u64().unwrap();
+        bytes("dirty_bytes") + bytes("pending_bytes")
+    };
+    // 5 s, and time for a busy machine; then a second until the names are durable, too.
+    assert!(
+        rfs_testkit::wait_until(Duration::from_secs(20), || waiting() == 0),
+        "still waiting: {}",
+        waiting()
+    );
+    rfs_testkit::wait_until(Duration::from_millis(1500), || false);
+    mount.kill();
+    let mount = volume.mount();
+    assert_eq!(fs::read(mount.path().join("dir/file")).unwrap(), bytes);
+    mount.unmount();
+    volume.assert_clean();
 }

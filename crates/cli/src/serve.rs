@@ -30,9 +30,9 @@ use crate::{config, gc};
 /// Most commands at a time; more wait in the socket's queue.
 const CONNECTIONS_MAX: usize = 16;
 /// How long a mount may be in use before that is told.
-const BUSY_MAX: Duration = Duration::from_secs(1);
+const BUSY_MAX: Duration = Duration::from_secs(3);
 /// How long answers may take to be written when the mount ends.
-const GOODBYE_MAX: Duration = Duration::from_secs(5);
+const GOODBYE_MAX: Duration = Duration::from_secs(30);
 
 /// A mounted volume and everything a command may ask about it.
 pub(crate) struct Mounted {
@@ -124,7 +124,7 @@ impl Server {
         self.file = None;
     }
 
-    /// Tells waiting commands how the mount ended and stops, after 5 s at most.
+    /// Tells waiting commands how the mount ended and stops, after 30 s at most.
     pub(crate) async fn stop(&mut self, end: End) {
         self.end.send_replace(Some(end));
         if tokio::time::timeout(GOODBYE_MAX, &mut self.task).await.is_err() {

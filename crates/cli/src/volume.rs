@@ -160,14 +160,14 @@ impl Volume {
 
         // Half for what is on its way to the store, the rest for what was read, is being read, and is going to be.
         let part = settings.memory.0 / 12;
-        let memory = Budget::new(7 * part);
+        let memory = Budget::new(6 * part);
         let session = meta.session_id().unwrap_or(SessionId(0));
         let options = DataOptions {
             block_bytes: record.block_bytes,
             cache_memory_bytes: part,
             readahead_memory_bytes: 2 * part,
             fetch_memory_bytes: part,
-            around_memory_bytes: part,
+            around_memory_bytes: 2 * part,
             disk_cache: settings
                 .cache
                 .clone()

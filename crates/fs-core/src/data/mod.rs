@@ -132,7 +132,7 @@ impl DataOptions {
             fetch_bytes_max: 4 << 20,
             fetch_memory_bytes: 64 << 20,
             fetch_around_bytes: 4 << 20,
-            around_memory_bytes: 16 << 20,
+            around_memory_bytes: 32 << 20,
             readahead_memory_bytes: 32 << 20,
         }
     }

@@ -318,8 +318,10 @@ impl Vfs {
     /// # Errors
     /// The first failure; the rest is tried nevertheless.
     pub(super) async fn flush_everything(&self) -> Result<()> {
-        let dirty: Vec<InodeRef> =
-            self.inodes.all().into_iter().filter(|inode| inode.state().needs_flush()).collect();
+        let mut dirty = self.inodes.all();
+        dirty.retain(|inode| inode.state().needs_flush());
+        // Inodes of a directory are numbered close together: its files come to lie side by side in packs.
+        dirty.sort_unstable_by_key(|inode| inode.ino);
         let mut waiting = Vec::with_capacity(dirty.len());
         for inode in dirty {
             let (done, finished) = oneshot::channel();

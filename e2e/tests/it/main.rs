@@ -14,7 +14,6 @@ mod full_disk;
 mod memory;
 mod outage;
 mod programs;
-mod signals;
 mod staging;
 mod suites;
 

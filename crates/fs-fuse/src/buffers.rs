@@ -2,7 +2,8 @@
 //!
 //! The kernel clears every page that a process touches for the first time, and the allocator gives large blocks back as
 //! soon as they are free. At a GiB of writes a second that costs as much as copying them, so blocks of the size of the
-//! largest write are kept here. Bound: [`FREE_MAX`] blocks are kept, more are given back.
+//! largest write are kept here. Bound: while some are in use (which the memory budget bounds), as many are kept as were
+//! in use at once; when none is, [`IDLE_MAX`].
 
 use std::sync::Arc;
 
@@ -13,16 +14,20 @@ use parking_lot::Mutex;
 const BLOCK_BYTES: usize = 1 << 20;
 /// Smaller writes would waste more than half of a block.
 const POOLED_BYTES_MIN: usize = BLOCK_BYTES / 2;
-/// Blocks that are kept while nobody uses them.
-const FREE_MAX: usize = 32;
+/// Blocks that are kept while nobody writes.
+const IDLE_MAX: usize = 32;
 
-/// Blocks that are not in use.
-type Free = Arc<Mutex<Vec<Vec<u8>>>>;
+#[derive(Debug, Default)]
+struct Pool {
+    free: Vec<Vec<u8>>,
+    /// Blocks in use.
+    used: usize,
+}
 
 /// Copies bytes out of requests.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
-    free: Free,
+    pool: Arc<Mutex<Pool>>,
 }
 
 impl Buffers {
@@ -31,17 +36,21 @@ impl Buffers {
         if !(POOLED_BYTES_MIN..=BLOCK_BYTES).contains(&data.len()) {
             return Bytes::copy_from_slice(data);
         }
-        let kept = self.free.lock().pop();
+        let kept = {
+            let mut pool = self.pool.lock();
+            pool.used += 1;
+            pool.free.pop()
+        };
         let mut block = kept.unwrap_or_else(|| Vec::with_capacity(BLOCK_BYTES));
         block.extend_from_slice(data);
-        Bytes::from_owner(Block { block, free: Arc::clone(&self.free) })
+        Bytes::from_owner(Block { block, pool: Arc::clone(&self.pool) })
     }
 }
 
 /// A block in use; goes back when the last part of it is dropped.
 struct Block {
     block: Vec<u8>,
-    free: Free,
+    pool: Arc<Mutex<Pool>>,
 }
 
 impl AsRef<[u8]> for Block {
@@ -54,10 +63,14 @@ impl Drop for Block {
     fn drop(&mut self) {
         let mut block = std::mem::take(&mut self.block);
         block.clear();
-        let mut free = self.free.lock();
-        if free.len() < FREE_MAX {
-            free.push(block);
-        }
+        let mut pool = self.pool.lock();
+        pool.free.push(block);
+        pool.used -= 1;
+        let kept = if pool.used == 0 { IDLE_MAX } else { usize::MAX };
+        let kept = kept.min(pool.free.len());
+        let surplus = pool.free.split_off(kept);
+        drop(pool);
+        drop(surplus);
     }
 }
 
@@ -82,13 +95,16 @@ mod tests {
     }
 
     #[test]
-    fn small_writes_take_no_block_and_few_blocks_are_kept() {
+    fn small_writes_take_no_block_and_few_blocks_are_kept_when_all_are_free() {
         let buffers = Buffers::default();
         drop(buffers.copy(&[1; 4096]));
-        assert!(buffers.free.lock().is_empty());
+        assert!(buffers.pool.lock().free.is_empty());
         let data = vec![7; POOLED_BYTES_MIN];
-        let many: Vec<Bytes> = (0..FREE_MAX + 3).map(|_| buffers.copy(&data)).collect();
+        let last = buffers.copy(&data);
+        let many: Vec<Bytes> = (0..IDLE_MAX + 3).map(|_| buffers.copy(&data)).collect();
         drop(many);
-        assert_eq!(buffers.free.lock().len(), FREE_MAX);
+        assert_eq!(buffers.pool.lock().free.len(), IDLE_MAX + 3);
+        drop(last);
+        assert_eq!(buffers.pool.lock().free.len(), IDLE_MAX);
     }
 }

@@ -28,6 +28,9 @@ pub struct S3Config {
     pub path_style: bool,
     /// A PEM file with certificate authorities to trust besides the system's.
     pub ca_bundle: Option<PathBuf>,
+    /// A CRC32C is sent with each object, which the server compares with what it got. Only for servers that refuse the
+    /// header `x-amz-checksum-crc32c`: no (yes).
+    pub checksums: bool,
     /// How long a connection may take to be made (5 s).
     pub connect_timeout: Duration,
     /// How long an attempt may go without a byte moving in either direction (20 s).
@@ -41,8 +44,8 @@ pub struct S3Config {
 }
 
 /// The query parameters of an S3 URL, for the message about one that is unknown.
-const PARAMETERS: &str = "endpoint, region, path_style, ca_bundle, connect_timeout, read_timeout, attempt_timeout, \
-                          io_timeout, max_in_flight";
+const PARAMETERS: &str = "endpoint, region, path_style, ca_bundle, checksums, connect_timeout, read_timeout, \
+                          attempt_timeout, io_timeout, max_in_flight";
 
 impl S3Config {
     /// The defaults, for `bucket` at AWS.
@@ -54,6 +57,7 @@ impl S3Config {
             region: None,
             path_style: false,
             ca_bundle: None,
+            checksums: true,
             connect_timeout: Duration::from_secs(5),
             read_timeout: Duration::from_secs(20),
             attempt_timeout: Duration::from_mins(5),
@@ -115,6 +119,7 @@ impl S3Config {
                 "region" => config.region = Some(value.into_owned()),
                 "path_style" => path_style = Some(parse_bool(&value).ok_or_else(|| wrong("true or false"))?),
                 "ca_bundle" => config.ca_bundle = Some(PathBuf::from(value.as_ref())),
+                "checksums" => config.checksums = parse_bool(&value).ok_or_else(|| wrong("true or false"))?,
                 "connect_timeout" => config.connect_timeout = duration()?,
                 "read_timeout" => config.read_timeout = duration()?,
                 "attempt_timeout" => config.attempt_timeout = duration()?,
@@ -187,7 +192,7 @@ mod tests {
     fn a_url_sets_everything() {
         let config = S3Config::from_url(
             "s3://bucket/some/prefix?endpoint=http://127.0.0.1:7070/&region=eu-west-1&path_style=false\
-             &ca_bundle=/etc/ca.pem&connect_timeout=2&read_timeout=1500ms&attempt_timeout=1m&io_timeout=0\
+             &ca_bundle=/etc/ca.pem&checksums=no&connect_timeout=2&read_timeout=1500ms&attempt_timeout=1m&io_timeout=0\
              &max_in_flight=7",
         )
         .unwrap();
@@ -198,6 +203,7 @@ mod tests {
             region: Some("eu-west-1".to_owned()),
             path_style: false,
             ca_bundle: Some(PathBuf::from("/etc/ca.pem")),
+            checksums: false,
             connect_timeout: Duration::from_secs(2),
             read_timeout: Duration::from_millis(1500),
             attempt_timeout: Duration::from_mins(1),

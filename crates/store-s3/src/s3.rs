@@ -5,8 +5,8 @@
 //! mean ([`answer`]). Refuses: repeating anything (that is [`Retrying`](crate::Retrying)) and bounding how many
 //! requests are in flight ([`Limited`](crate::Limited)).
 //!
-//! - Bodies are neither hashed nor signed (`UNSIGNED-PAYLOAD`, checksums only where S3 demands them): the blocks in them
-//!   carry their own checksums, and hashing doubled the CPU of a PUT.
+//! - Bodies are not signed (`UNSIGNED-PAYLOAD`), because SHA-256 doubled the CPU of a PUT. A whole object's CRC32C is a
+//!   signed header, so that the server refuses what was damaged on the way while the bytes are still here.
 //! - Answers up to [`BUFFERED_MAX`] are read into one buffer before `get_opts` returns, so that a body that breaks is
 //!   part of the attempt. Larger ones are streamed.
 //! - The order of a listing is the server's; nothing here relies on it, which is why `list_with_offset` is the trait's
@@ -24,6 +24,7 @@ use aws_sdk_s3::primitives::ByteStream;
 use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart, Delete, ObjectIdentifier};
 use aws_smithy_runtime_api::http::Headers;
 use bytes::Bytes;
+use crc_fast::CrcAlgorithm;
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt, TryStreamExt};
@@ -411,6 +412,17 @@ fn tagging(tags: &TagSet) -> Option<String> {
     (!encoded.is_empty()).then(|| encoded.to_owned())
 }
 
+/// What the server compares with the bytes it got.
+const CHECKSUM_HEADER: &str = "x-amz-checksum-crc32c";
+
+/// The CRC32C of a body as [`CHECKSUM_HEADER`] has it: big-endian, in base64.
+fn crc32c(payload: &PutPayload) -> String {
+    let mut digest = crc_fast::Digest::new(CrcAlgorithm::Crc32Iscsi);
+    payload.iter().for_each(|piece| digest.update(piece));
+    let sum = u32::try_from(digest.finalize()).expect("32 bits");
+    aws_smithy_types::base64::encode(sum.to_be_bytes())
+}
+
 #[async_trait]
 impl ObjectStore for S3Store {
     async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
@@ -428,6 +440,7 @@ impl ObjectStore for S3Store {
             .header("if-match", if_match)
             .header("if-none-match", if_none_match)
             .header("x-amz-tagging", tagging(&options.tags))
+            .header(CHECKSUM_HEADER, self.inner.config.checksums.then(|| crc32c(&payload)))
             .body(SlicedBody::new(payload, progress.clone()));
         let headers = attribute_headers(&options.attributes, "PutObject").map_err(|e| e.at(location))?;
         for (name, value) in &headers {
@@ -444,6 +457,11 @@ impl ObjectStore for S3Store {
                     (Cause::NotFound, PutMode::Update(_)) => {
                         RequestError::new(Cause::Precondition, "PutObject", "no such object")
                             .with_source(error)
+                    }
+                    (Cause::Unsupported, _) if self.inner.config.checksums => {
+                        let message =
+                            format!("if it is {CHECKSUM_HEADER}: add checksums=no to the store's URL");
+                        RequestError::new(Cause::Unsupported, "PutObject", message).with_source(error)
                     }
                     _ => error,
                 }
@@ -666,4 +684,17 @@ fn part_number(index: usize) -> Result<i32, RequestError> {
         .filter(|index| *index < 10_000)
         .map(|index| index + 1)
         .ok_or_else(|| RequestError::new(Cause::Invalid, "UploadPart", "an upload has at most 10,000 parts"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Value: <https://www.rfc-editor.org/rfc/rfc3720#appendix-B.4> (32 bytes of zeros: 8a9136aa).
+    #[test]
+    fn a_checksum_is_that_of_the_whole_body_in_base64() {
+        let pieces: PutPayload =
+            [Bytes::from_static(&[0; 20]), Bytes::from_static(&[0; 12])].into_iter().collect();
+        assert_eq!(crc32c(&pieces), "ipE2qg==");
+    }
 }

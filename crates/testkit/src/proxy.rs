@@ -35,13 +35,18 @@ pub enum Fault {
     Reset,
     /// A connection is closed after this many bytes of answers: bodies end early.
     Truncate(u64),
+    /// One bit of each body that is sent, if it is longer than 8 KiB, arrives as another.
+    Damage,
 }
+
+/// What is read from a client at once and is longer ends with a body, since the heads of requests are shorter.
+const HEAD_BYTES_MAX: usize = 8 << 10;
 
 impl Fault {
     /// Whether connections made before this fault began must be closed for it to show.
     fn closes_open_connections(self) -> bool {
         match self {
-            Fault::None | Fault::Latency(_) | Fault::Throttle(_) | Fault::BlackHole => false,
+            Fault::None | Fault::Latency(_) | Fault::Throttle(_) | Fault::BlackHole | Fault::Damage => false,
             Fault::Status(_) | Fault::Flaky(_) | Fault::Reset | Fault::Truncate(_) => true,
         }
     }
@@ -184,7 +189,8 @@ impl Shared {
             | Fault::Throttle(_)
             | Fault::Flaky(_)
             | Fault::BlackHole
-            | Fault::Truncate(_) => {}
+            | Fault::Truncate(_)
+            | Fault::Damage => {}
         }
         let server = TcpStream::connect(self.upstream)?;
         server.set_nodelay(true)?;
@@ -209,8 +215,13 @@ impl Shared {
     fn requests(&self, mut client: &TcpStream, mut server: &TcpStream, asked: &AtomicBool) {
         let mut buffer = vec![0; 64 << 10];
         while let Ok(len @ 1..) = client.read(&mut buffer) {
-            if *self.fault.lock() == Fault::BlackHole {
-                continue;
+            match *self.fault.lock() {
+                Fault::BlackHole => continue,
+                Fault::Damage if len > HEAD_BYTES_MAX => {
+                    buffer[len - 1] ^= 1;
+                    self.faulted.fetch_add(1, Ordering::Relaxed);
+                }
+                _ => {}
             }
             asked.store(true, Ordering::SeqCst);
             if server.write_all(&buffer[..len]).is_err() {
@@ -227,7 +238,7 @@ impl Shared {
             let fault = *self.fault.lock();
             let mut keep = len;
             match fault {
-                Fault::None | Fault::Flaky(_) | Fault::Status(_) | Fault::Reset => {}
+                Fault::None | Fault::Flaky(_) | Fault::Status(_) | Fault::Reset | Fault::Damage => {}
                 Fault::BlackHole => continue,
                 Fault::Latency(latency) => {
                     if asked.swap(false, Ordering::SeqCst) {

@@ -32,6 +32,8 @@ pub fn is_zero(bytes: &[u8]) -> bool {
 /// A block kept raw shares the memory of what it was made from if it is at least this long; a shorter one is copied, so
 /// that it does not keep a large buffer.
 const SHARED_BYTES_MIN: usize = 32 << 10;
+/// What is compressed to see whether more is worth it, at three places of a block.
+const SAMPLE_BYTES: usize = 2 << 10;
 
 /// Encodes blocks one after another. Made once and used for long: keeps the compressor's table and room for a job.
 pub(super) struct Encoder {
@@ -43,6 +45,8 @@ pub(super) struct Encoder {
     blocks: Vec<Block>,
     /// Stored bytes before those in `room`.
     stored: Vec<Bytes>,
+    /// LZ4 could not shrink the last block.
+    was_raw: bool,
 }
 
 impl fmt::Debug for Encoder {
@@ -60,20 +64,36 @@ impl Encoder {
             room_used: 0,
             blocks: Vec::new(),
             stored: Vec::new(),
+            was_raw: false,
         }
     }
 
-    /// Appends one block. Stores it raw unless LZ4 saves at least 1/32 of it: less is not worth decompressing. A long
-    /// raw block is not copied.
-    pub(super) fn push(&mut self, plain: Bytes) {
+    /// LZ4's result after what is in `room`, if it saves at least 1/32: less is not worth decompressing.
+    fn compress(&mut self, plain: &[u8]) -> Option<usize> {
         let start = self.room_used;
         let end = start + get_maximum_output_size(plain.len());
         if self.room.len() < end {
             self.room.resize(end, 0);
         }
-        let compressed = compress_into_with_table(&plain, &mut self.room[start..end], &mut self.table)
+        compress_into_with_table(plain, &mut self.room[start..end], &mut self.table)
             .ok()
-            .filter(|len| len + plain.len() / 32 < plain.len());
+            .filter(|len| len + plain.len() / 32 < plain.len())
+    }
+
+    /// Whether to expect nothing of compressing `plain`: the block before it could not be shrunk, and neither can its
+    /// beginning, middle and end. Media and archives are long; trying all of each block takes longer than its checksum.
+    fn looks_raw(&mut self, plain: &[u8]) -> bool {
+        let (last, middle) = (plain.len().saturating_sub(SAMPLE_BYTES), plain.len() / 2);
+        self.was_raw
+            && last > middle + SAMPLE_BYTES
+            && [0, middle, last].into_iter().all(|at| self.compress(&plain[at..at + SAMPLE_BYTES]).is_none())
+    }
+
+    /// Appends one block. Stores it raw unless LZ4 shrinks it. A long raw block is not copied.
+    pub(super) fn push(&mut self, plain: Bytes) {
+        let compressed = if self.looks_raw(&plain) { None } else { self.compress(&plain) };
+        self.was_raw = compressed.is_none();
+        let start = self.room_used;
         let stored = match compressed {
             Some(len) => &self.room[start..start + len],
             None => &plain,
@@ -162,6 +182,24 @@ mod tests {
         let decoded = decode(&stored, &block, 4096).unwrap();
         assert_eq!(decoded.as_ptr(), stored.as_ptr());
         assert_eq!(decode(&stored, &block, 4095), Err(Damage::Codec));
+    }
+
+    #[test]
+    fn what_shrinks_after_much_that_does_not_is_found_at_three_places() {
+        let noise: Vec<u8> =
+            (0..128 << 7u64).flat_map(|at: u64| xxh3_64(&at.to_le_bytes()).to_le_bytes()).collect();
+        let mut encoder = Encoder::new();
+        let mut is_raw = |plain: Vec<u8>| {
+            encoder.push(plain.into());
+            encoder.take().0[0].raw
+        };
+        assert!(is_raw(noise.clone()) && is_raw(noise.clone()));
+        for at in [0, noise.len() / 2, noise.len() - 8192] {
+            let mut half = noise.clone();
+            half[at..at + 8192].fill(7);
+            assert!(!is_raw(half), "{at}");
+            assert!(is_raw(noise.clone()));
+        }
     }
 
     #[test]

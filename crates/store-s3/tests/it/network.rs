@@ -72,6 +72,19 @@ async fn passing_faults_are_overcome() {
 }
 
 #[tokio::test]
+async fn what_is_damaged_on_the_way_is_refused_and_sent_again() {
+    let Some(setup) = setup(Duration::from_mins(1)).await else { return };
+    setup.proxy.set(Fault::Damage);
+    let store = Arc::clone(&setup.store);
+    let writer = tokio::spawn(async move { works(&store, "whole").await });
+    while setup.proxy.faults_injected() == 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    setup.proxy.set(Fault::None);
+    writer.await.unwrap();
+}
+
+#[tokio::test]
 async fn flaky_connections_lose_nothing() {
     let Some(setup) = setup(Duration::from_mins(1)).await else { return };
     setup.proxy.set(Fault::Flaky(2));

@@ -262,6 +262,7 @@ async fn status(mounted: &Mounted) -> Result<Value> {
         mountpoint: mounted.handle.mountpoint(),
         options: &mounted.options.lock().clone(),
         since: mounted.since,
+        broken: mounted.vfs.broken(),
         vfs: mounted.vfs.stats(),
         data: data.stats(),
     };

@@ -58,6 +58,8 @@ pub(crate) struct MountReport {
     pub(crate) version: String,
     /// Seconds since 1970.
     pub(crate) since_secs: i64,
+    /// Why nothing is changed any more, after a mistake in rfs; absent: all is well.
+    pub(crate) broken: Option<String>,
     /// Bytes that are only in memory.
     pub(crate) dirty_bytes: u64,
     /// Bytes on their way to the store.
@@ -185,6 +187,10 @@ fn describe(report: &Report) -> String {
     };
     row("options", mount.options.clone());
     row("process", format!("{} (rfs {}) since {}", mount.pid, mount.version, timestamp(mount.since_secs)));
+    if let Some(text) = &mount.broken {
+        let what = "a mistake in rfs, nothing is changed any more: save what you need, then mount again";
+        row("broken", format!("{what} ({text})"));
+    }
     row(
         "waiting",
         format!("{} in memory, {} on the way", Size(mount.dirty_bytes), Size(mount.pending_bytes)),
@@ -232,19 +238,21 @@ pub(crate) struct MountFacts<'a> {
     pub(crate) mountpoint: &'a Path,
     pub(crate) options: &'a str,
     pub(crate) since: Timestamp,
+    pub(crate) broken: Option<&'a str>,
     pub(crate) vfs: rfs_core::vfs::VfsStats,
     pub(crate) data: rfs_core::data::DataStats,
 }
 
 impl From<MountFacts<'_>> for MountReport {
     fn from(facts: MountFacts<'_>) -> MountReport {
-        let MountFacts { mountpoint, options, since, vfs, data } = facts;
+        let MountFacts { mountpoint, options, since, broken, vfs, data } = facts;
         MountReport {
             mountpoint: mountpoint.display().to_string(),
             options: options.to_owned(),
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             since_secs: since.secs,
+            broken: broken.map(str::to_owned),
             dirty_bytes: vfs.dirty_bytes,
             pending_bytes: vfs.pending_bytes,
             packs_unstored: data.packs_unstored,
@@ -267,6 +275,33 @@ impl From<MountFacts<'_>> for MountReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_broken_mount_says_so() {
+        let facts = |broken| MountFacts {
+            mountpoint: Path::new("/mnt"),
+            options: "rw",
+            since: Timestamp { secs: 0, nanos: 0 },
+            broken,
+            vfs: rfs_core::vfs::VfsStats::default(),
+            data: rfs_core::data::DataStats::default(),
+        };
+        let volume = VolumeReport {
+            uuid: String::new(),
+            meta_url: String::new(),
+            store_url: String::new(),
+            block_bytes: 4096,
+            codec: "lz4".to_owned(),
+            created_secs: 0,
+            used_bytes: 0,
+            capacity_bytes: None,
+            inodes_used: 0,
+            inodes_max: None,
+        };
+        let text = |broken| describe(&Report { volume: volume.clone(), mount: Some(facts(broken).into()) });
+        assert!(text(Some("an index is gone")).contains("an index is gone"));
+        assert!(!text(None).contains("broken"));
+    }
 
     #[test]
     fn times_are_readable() {

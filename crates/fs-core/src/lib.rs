@@ -6,5 +6,6 @@
 
 pub mod data;
 pub mod meta;
+mod tasks;
 pub mod types;
 pub mod vfs;

@@ -122,7 +122,15 @@ impl RedbKv {
         let committer = committer::Committer::new(Arc::clone(&engine), path, opener, store);
         let thread = std::thread::Builder::new()
             .name("redb-committer".into())
-            .spawn(move || committer.run())
+            .spawn({
+                let engine = Arc::clone(&engine);
+                move || {
+                    // What panics was logged; nobody may wait for a thread that is gone.
+                    if open::guarded(|| committer.run()).is_err() {
+                        engine.has_stopped(Err("the metadata store's committer panicked".into()));
+                    }
+                }
+            })
             .map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
         Ok(Self { engine, committer: Mutex::new(Some(thread)) })
     }
@@ -133,10 +141,9 @@ impl RedbKv {
     }
 
     fn join(&self) {
-        if let Some(thread) = self.committer.lock().take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the metadata store's committer panicked");
+        if let Some(thread) = self.committer.lock().take() {
+            // It does not panic: see `start`.
+            let _ = thread.join();
         }
     }
 }

@@ -35,8 +35,6 @@ use bytes::Bytes;
 use futures::future;
 use futures::stream::BoxStream;
 use object_store::ObjectStore;
-use parking_lot::Mutex;
-use tokio::task::JoinSet;
 use uuid::Uuid;
 
 pub use block::is_zero;
@@ -49,6 +47,7 @@ use self::read::Reader;
 use self::staging::Staging;
 use self::unstored::{Pack, Packs};
 use self::upload::Uploader;
+use crate::tasks::{Health, Tasks};
 use crate::types::{CHUNK_BYTES, ChunkIndex, Error, ErrorKind, Ino, PackId, PackedRun, Result, SessionId};
 
 /// A chunk's worth of blocks that do not shrink, with header and footer. One PUT a pack costs the store a fifth less than
@@ -459,23 +458,6 @@ impl Counters {
     }
 }
 
-/// The tasks of one data layer: ended with it.
-#[derive(Debug, Default)]
-struct Tasks(Mutex<JoinSet<()>>);
-
-impl Tasks {
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = self.0.lock();
-        while tasks.try_join_next().is_some() {}
-        tasks.spawn(task);
-    }
-
-    async fn end(&self) {
-        let mut tasks = std::mem::take(&mut *self.0.lock());
-        tasks.shutdown().await;
-    }
-}
-
 /// The data layer of one mount.
 #[derive(Debug)]
 pub struct Data {
@@ -523,7 +505,7 @@ impl Data {
         };
         let objects = Objects::new(store, options.io_timeout);
         let counters = Arc::new(Counters::default());
-        let tasks: Arc<Tasks> = Arc::default();
+        let tasks = Arc::new(Tasks::new(Arc::default()));
         let packs = Arc::new(Packs::default());
         let (shared, own, counts) =
             (|| Arc::clone(&options), || Arc::clone(&packs), || Arc::clone(&counters));
@@ -535,6 +517,11 @@ impl Data {
             tasks.spawn(relieve(Arc::clone(&options), own(), Arc::clone(&uploader), Arc::clone(staging)));
         }
         Ok(Data { options, objects, counters, packs, uploader, reader, staging, tasks })
+    }
+
+    /// Whether one of this layer's tasks has panicked; others of the mount note it here, too.
+    pub(crate) fn health(&self) -> &Arc<Health> {
+        self.tasks.health()
     }
 
     /// Nobody needs these packs: those that are not stored need not be.

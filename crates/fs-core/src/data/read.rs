@@ -29,7 +29,8 @@ use super::objects::Objects;
 use super::retry::Failure;
 use super::staging::Staging;
 use super::unstored::Packs;
-use super::{Budget, Counters, DataOptions, Pieces, ReadHint, ReadRange, Tasks};
+use super::{Budget, Counters, DataOptions, Pieces, ReadHint, ReadRange};
+use crate::tasks::Tasks;
 use crate::types::{Block, CHUNK_BYTES, Error, ErrorKind, PackId, PackedRun, Result};
 
 /// Tasks that prefetch; more are shed.

@@ -109,8 +109,13 @@ impl Staging {
             return;
         }
         let staging = Arc::clone(self);
-        // An error means that the runtime ends, and with it whoever waits.
-        let _ = tokio::task::spawn_blocking(move || staging.write(&mut writers, &packs)).await;
+        let written = tokio::task::spawn_blocking(move || staging.write(&mut writers, &packs)).await;
+        // Any other error means that the runtime ends, and with it whoever waits.
+        if let Err(error) = written
+            && error.is_panic()
+        {
+            std::panic::resume_unwind(error.into_panic());
+        }
     }
 
     fn write(&self, writers: &mut Writers, packs: &[Arc<Pack>]) {

@@ -490,6 +490,17 @@ impl Pack {
         self.status.send_modify(|status| status.outcome = outcome);
     }
 
+    /// Nothing sends it any more. Its bytes stay readable.
+    pub(super) fn task_ended(&self) {
+        self.status.send_if_modified(|status| {
+            let pending = status.outcome == Outcome::Pending;
+            if pending {
+                status.outcome = Outcome::Abandoned;
+            }
+            pending
+        });
+    }
+
     /// Ends the waiting of those who wait for a pack that will not be stored any more.
     pub(super) fn abandon(&self) {
         if !self.is_stored() {

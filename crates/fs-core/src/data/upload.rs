@@ -29,7 +29,8 @@ use super::pack::FooterWriter;
 use super::retry::{Backoff, Failure, bounded};
 use super::staging::Staging;
 use super::unstored::{Pack, Packs, Part, Patience, Ready, header_of};
-use super::{Appended, BudgetGuard, Counters, DataOptions, Lane, PackTicket, RunBytes, Tasks};
+use super::{Appended, BudgetGuard, Counters, DataOptions, Lane, PackTicket, RunBytes};
+use crate::tasks::Tasks;
 use crate::types::{Block, CHUNK_BYTES, Error, ErrorKind, PackId, PackedRun, Result};
 
 /// Runs of one append that are together no larger than this are compressed where they are: a thread switch costs more.
@@ -239,7 +240,12 @@ impl Uploader {
 
     /// Starts a pack's task.
     pub(super) fn send(self: &Arc<Uploader>, tasks: &Tasks, pack: Arc<Pack>) {
-        tasks.spawn(Arc::clone(self).upload(pack));
+        let ended = EndOfTask(Arc::clone(&pack));
+        let upload = Arc::clone(self).upload(pack);
+        tasks.spawn(async move {
+            upload.await;
+            drop(ended);
+        });
     }
 
     /// Closes the lane's open pack.
@@ -425,6 +431,15 @@ impl Uploader {
             *self.acknowledged.lock() = Instant::now();
         }
         Arc::clone(&self.requests).acquire_owned().await.expect("never closed")
+    }
+}
+
+/// When a pack's task is gone, for whatever reason, nobody waits for it in vain.
+struct EndOfTask(Arc<Pack>);
+
+impl Drop for EndOfTask {
+    fn drop(&mut self) {
+        self.0.task_ended();
     }
 }
 

@@ -302,15 +302,27 @@ impl Vfs {
 
     /// Makes durable what is dirty in a file, staged or stored, and commits it.
     pub(super) async fn flush_inode(&self, inode: &InodeRef) -> Result<()> {
+        self.data.health().check()?;
         if !inode.state().needs_flush() {
             return Ok(());
         }
         let (done, finished) = oneshot::channel();
         self.flusher.push(Job { inode: inode.clone(), want: Want::Urgent, done: Some(done) });
-        match finished.await {
-            Ok(result) => Ok(result?),
-            Err(_) => Err(Error::new(ErrorKind::Io, "the filesystem is being shut down")),
-        }
+        self.finished(finished).await
+    }
+
+    /// Waits for a job, as long as there are workers.
+    async fn finished(&self, finished: oneshot::Receiver<std::result::Result<(), Failure>>) -> Result<()> {
+        let result = tokio::select! {
+            biased;
+            result = finished => result.ok(),
+            () = self.tasks.cancelled() => None,
+        };
+        let Some(result) = result else {
+            self.data.health().check()?;
+            return Err(Error::new(ErrorKind::Io, "the tasks that store files have ended"));
+        };
+        Ok(result?)
     }
 
     /// Stores and commits everything that is dirty now; the metadata need not be durable then.
@@ -328,18 +340,11 @@ impl Vfs {
             self.flusher.push(Job { inode, want: Want::All, done: Some(done) });
             waiting.push(finished);
         }
-        let mut failure = None;
+        let mut outcome = Ok(());
         for finished in waiting {
-            match finished.await {
-                Ok(Ok(())) => {}
-                Ok(Err(failed)) => failure = failure.or(Some(failed.into())),
-                Err(_) => {
-                    failure =
-                        failure.or(Some(Error::new(ErrorKind::Io, "the filesystem is being shut down")));
-                }
-            }
+            outcome = outcome.and(self.finished(finished).await);
         }
-        failure.map_or(Ok(()), Err)
+        outcome
     }
 
     /// Stores everything: nothing is only staged afterwards.
@@ -347,6 +352,7 @@ impl Vfs {
     /// # Errors
     /// The first failure; the rest is stored nevertheless.
     pub async fn sync_all(&self) -> Result<()> {
+        self.data.health().check()?;
         let flushed = self.flush_everything().await;
         let stored = self.data.store_all_but(&self.garbage().into_iter().collect()).await;
         // What a batch still pins is settled when that is committed, which others may be about to do.
@@ -390,6 +396,7 @@ impl Vfs {
         if self.meta.session_id().is_none() {
             return Ok(());
         }
+        self.data.health().check()?;
         self.meta.sync().await
     }
 

@@ -53,6 +53,8 @@ const COMPACTIONS_MAX: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Collector {
     orphans: Mutex<Vec<Ino>>,
+    /// Held by whoever reaps, so that who comes second finds it done.
+    reaping: tokio::sync::Mutex<()>,
     garbage: Mutex<Garbage>,
     chunks: Mutex<Chunks>,
     wake: Notify,
@@ -89,6 +91,7 @@ impl Collector {
     pub(super) fn new() -> Collector {
         Collector {
             orphans: Mutex::default(),
+            reaping: tokio::sync::Mutex::default(),
             garbage: Mutex::default(),
             chunks: Mutex::default(),
             wake: Notify::new(),
@@ -201,6 +204,7 @@ impl Vfs {
 
     /// Reaps orphans that nobody knows any more; returns how many.
     pub(super) async fn reap_closed(&self) -> u64 {
+        let _reaping = self.collector.reaping.lock().await;
         let mut reaped = 0;
         loop {
             let inos: Vec<Ino> = {

@@ -27,7 +27,6 @@ mod readahead;
 mod request;
 mod space;
 pub mod staging;
-mod tasks;
 mod write;
 mod xattr;
 
@@ -48,10 +47,10 @@ pub use request::{
 use flush::Flusher;
 use gc::Collector;
 use handle::{HandleTable, InodeTable, KnownTable};
-use tasks::Tasks;
 
 use crate::data::{Budget, Data};
 use crate::meta::{HEARTBEAT, Meta};
+use crate::tasks::Tasks;
 use crate::types::{ErrorKind, Result, Timestamp};
 
 /// A mounted filesystem.
@@ -95,6 +94,7 @@ impl Vfs {
     /// that `data` was opened with. Must be called in a tokio runtime, which the tasks then use until [`Vfs::shutdown`].
     pub fn mount(meta: Arc<Meta>, data: Arc<Data>, memory: Arc<Budget>, options: VfsOptions) -> Arc<Vfs> {
         let read_only = options.access == WriteAccess::ReadOnly || meta.session_id().is_none();
+        let tasks = Tasks::new(Arc::clone(data.health()));
         let vfs = Arc::new(Vfs {
             meta,
             data,
@@ -105,12 +105,13 @@ impl Vfs {
             handles: HandleTable::new(),
             flusher: Flusher::new(),
             collector: Collector::new(),
-            tasks: Tasks::new(),
+            tasks,
             reserved_bytes: AtomicU64::new(0),
             counters: Counters::default(),
             options,
         });
         if vfs.meta.session_id().is_some() {
+            vfs.start_watchman();
             vfs.start_flusher();
             vfs.start_settler();
             vfs.start_collector();
@@ -119,6 +120,17 @@ impl Vfs {
             }
         }
         vfs
+    }
+
+    /// Has all tasks end when one has panicked: what it left half done is nothing to write on from.
+    fn start_watchman(self: &Arc<Vfs>) {
+        let (vfs, health) = (Arc::downgrade(self), Arc::clone(self.data.health()));
+        self.tasks.spawn(async move {
+            health.wait_broken().await;
+            if let Some(vfs) = vfs.upgrade() {
+                vfs.tasks.cancel();
+            }
+        });
     }
 
     /// Gives signs of life, so that no other client takes this one for dead.
@@ -160,6 +172,11 @@ impl Vfs {
         &self.data
     }
 
+    /// Why nothing is changed any more: what the background task said that panicked. Reading goes on.
+    pub fn broken(&self) -> Option<&str> {
+        self.data.health().broken()
+    }
+
     /// Whether changes are refused.
     pub fn is_read_only(&self) -> bool {
         self.read_only.load(Ordering::Acquire)
@@ -188,10 +205,16 @@ impl Vfs {
     pub async fn shutdown(&self) -> ShutdownReport {
         let mut report = ShutdownReport::default();
         self.read_only.store(true, Ordering::Release);
-        if self.meta.session_id().is_some() {
-            if let Err(error) = self.sync_all().await {
-                report.errors.push(error);
-            }
+        if self.may_commit() {
+            // What nobody can reach any more need not be stored.
+            self.reap_closed().await;
+        }
+        if self.meta.session_id().is_some()
+            && let Err(error) = self.sync_all().await
+        {
+            report.errors.push(error);
+        }
+        if self.may_commit() {
             self.reap_closed().await;
         }
         self.tasks.end().await;
@@ -202,7 +225,7 @@ impl Vfs {
             }
         }
         self.name_unsaved(&mut report).await;
-        if self.meta.session_id().is_some()
+        if self.may_commit()
             && let Err(error) = self.give_up_garbage().await
         {
             report.errors.push(error);
@@ -210,7 +233,7 @@ impl Vfs {
         if let Err(error) = self.data.close().await {
             report.errors.push(error);
         }
-        if self.meta.session_id().is_some()
+        if self.may_commit()
             && let Err(error) = self.settle_staged().await
         {
             report.errors.push(error);
@@ -219,6 +242,11 @@ impl Vfs {
             report.errors.push(error);
         }
         report
+    }
+
+    /// Whether what is done on the filesystem's own account may change anything.
+    fn may_commit(&self) -> bool {
+        self.meta.session_id().is_some() && self.broken().is_none()
     }
 
     /// Gives the files that were not saved their paths.
@@ -254,7 +282,10 @@ impl Vfs {
     }
 
     fn check_writable(&self) -> Result<()> {
-        if self.is_read_only() { Err(ErrorKind::ReadOnly.into()) } else { Ok(()) }
+        if self.is_read_only() {
+            return Err(ErrorKind::ReadOnly.into());
+        }
+        self.data.health().check()
     }
 
     fn now(&self) -> Timestamp {

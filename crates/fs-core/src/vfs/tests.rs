@@ -42,6 +42,8 @@ struct Store {
     down: AtomicBool,
     /// Every so-manieth request fails; 0: none.
     flaky: AtomicU64,
+    /// Requests panic.
+    panics: AtomicBool,
     requests: AtomicU64,
 }
 
@@ -53,6 +55,7 @@ impl fmt::Display for Store {
 
 impl Store {
     fn admit(&self) -> object_store::Result<()> {
+        assert!(!self.panics.load(Ordering::SeqCst), "a mistake in a store");
         let request = self.requests.fetch_add(1, Ordering::SeqCst);
         let flaky = self.flaky.load(Ordering::SeqCst);
         if self.down.load(Ordering::SeqCst) || (flaky > 0 && request.is_multiple_of(flaky)) {
@@ -112,9 +115,40 @@ impl ObjectStore for Store {
     }
 }
 
+/// A metadata store in which a transaction can be made to panic.
+struct Mined {
+    inner: Arc<dyn Kv>,
+    panics: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl Kv for Mined {
+    fn limits(&self) -> rfs_kv::Limits {
+        self.inner.limits()
+    }
+
+    async fn begin(&self) -> rfs_kv::Result<Arc<dyn rfs_kv::Txn>> {
+        assert!(!self.panics.load(Ordering::SeqCst), "a mistake in a transaction");
+        self.inner.begin().await
+    }
+
+    async fn sync(&self) -> rfs_kv::Result<()> {
+        self.inner.sync().await
+    }
+
+    async fn watch(&self, key: &[u8]) -> rfs_kv::Result<rfs_kv::Watch> {
+        self.inner.watch(key).await
+    }
+
+    async fn close(&self) -> rfs_kv::Result<()> {
+        self.inner.close().await
+    }
+}
+
 /// What outlives a mount.
 struct World {
     kv: MemKv,
+    kv_panics: Arc<AtomicBool>,
     faults: Faults,
     store: Arc<Store>,
     clock: Arc<ManualClock>,
@@ -136,6 +170,7 @@ impl World {
         Meta::format(&kv, &options, clock.now()).await.unwrap();
         World {
             kv,
+            kv_panics: Arc::default(),
             faults: Faults::NONE,
             store: Arc::default(),
             clock,
@@ -159,6 +194,7 @@ impl World {
     async fn mount_with(&self, on_lost: OnLost) -> (Arc<Vfs>, Resumed) {
         let kv: Arc<dyn Kv> = Arc::new(self.kv.reopen());
         let kv = if self.faults == Faults::NONE { kv } else { Arc::new(FaultKv::new(kv, 1, self.faults)) };
+        let kv: Arc<dyn Kv> = Arc::new(Mined { inner: kv, panics: Arc::clone(&self.kv_panics) });
         let clock = Arc::clone(&self.clock);
         let meta = Meta::open(kv, clock, &OpenOptions::default()).await.unwrap();
         let memory = Budget::new(self.memory_bytes);

@@ -31,6 +31,81 @@ async fn an_outage_is_told_and_loses_nothing() {
     unmount(vfs).await;
 }
 
+/// What is to be seen of a mount once `panics` has made a background task panic that stores what is dirty.
+async fn check_stops_serving(world: &World, vfs: Arc<Vfs>, panics: &AtomicBool) {
+    let stored = create(&vfs, "stored").await;
+    let bytes = Dice(1).bytes(100_000);
+    write(&vfs, stored, 0, bytes.clone()).await.unwrap();
+    fsync(&vfs, stored).await.unwrap();
+    let file = create(&vfs, "f").await;
+    write(&vfs, file, 0, bytes.clone()).await.unwrap();
+    panics.store(true, Ordering::SeqCst);
+    // More often than there are workers: none of them may be left to panic next.
+    for _ in 0..10 {
+        assert_eq!(fsync(&vfs, file).await.unwrap_err().kind, ErrorKind::Io);
+    }
+    panics.store(false, Ordering::SeqCst);
+    assert!(vfs.broken().unwrap().contains("a mistake"), "{:?}", vfs.broken());
+    assert_eq!(fsync(&vfs, stored).await.unwrap_err().kind, ErrorKind::Io);
+    assert_eq!(vfs.sync_all().await.unwrap_err().kind, ErrorKind::Io);
+    assert_eq!(vfs.flush(file.0, file.1).await.unwrap_err().kind, ErrorKind::Io);
+    assert_eq!(write(&vfs, file, 0, &b"more"[..]).await.unwrap_err().kind, ErrorKind::Io);
+    assert_eq!(read(&vfs, stored, 0, 100_000).await, bytes);
+    assert_eq!(read(&vfs, file, 0, 100_000).await, bytes);
+    let report = vfs.shutdown().await;
+    assert_eq!(report.unsaved.len(), 1, "{report:?}");
+    assert_eq!(report.unsaved[0].path.as_deref(), Some("/f"));
+    assert!(report.errors.iter().any(|error| error.to_string().contains("panicked")), "{report:?}");
+    let vfs = world.mount().await;
+    assert_eq!(vfs.broken(), None);
+    let stored = open(&vfs, "stored").await;
+    assert_eq!(read(&vfs, stored, 0, 200_000).await, bytes);
+    unmount(vfs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_panics_stops_serving_and_lets_nobody_wait() {
+    let mut world = World::new().await;
+    world.io_timeout = Duration::from_hours(1);
+    let vfs = world.mount().await;
+    check_stops_serving(&world, vfs, &world.kv_panics).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_that_panics_stops_serving_and_lets_nobody_wait() {
+    let mut world = World::new().await;
+    world.io_timeout = Duration::from_hours(1);
+    let vfs = world.mount().await;
+    check_stops_serving(&world, vfs, &world.store.panics).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_panics_stops_serving() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    vfs.unlink(&ROOT, Ino::ROOT, &name("f")).await.unwrap();
+    vfs.forget(file.0, 1);
+    world.kv_panics.store(true, Ordering::SeqCst);
+    vfs.release(file.1).await.unwrap();
+    vfs.data.health().wait_broken().await;
+    world.kv_panics.store(false, Ordering::SeqCst);
+    let refused = vfs.create(node(&name("g")), flags(AccessMode::ReadWrite)).await;
+    assert_eq!(refused.unwrap_err().kind, ErrorKind::Io);
+    assert_eq!(vfs.shutdown().await.errors.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flush_that_comes_after_the_end_is_refused() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    write(&vfs, file, 0, Dice(1).bytes(100_000)).await.unwrap();
+    vfs.tasks.end().await;
+    assert_eq!(fsync(&vfs, file).await.unwrap_err().kind, ErrorKind::Io);
+    assert_eq!(vfs.flush_everything().await.unwrap_err().kind, ErrorKind::Io);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shutdown_names_what_could_not_be_stored() {
     let mut world = World::new().await;

@@ -17,6 +17,7 @@ if [[ ${1:-} == test ]]; then
   want rsync rsync
   want sqlite3 sqlite3
   want getfattr attr
+  want mkfs.ext4 e2fsprogs
   want go golang-go
 fi
 # libclang comes in versioned directories.

@@ -34,6 +34,9 @@ pub enum KvError {
     /// The transaction, a key or a value exceeds [`Limits`]: split the work.
     #[error("too large: {0}")]
     TooLarge(String),
+    /// The store has no room for the change; what is in it can be read, and changes work again when there is room.
+    #[error("metadata store full: {0}")]
+    Full(String),
     /// The store does not answer, or failed: wait, or tell the user.
     #[error("metadata store unavailable: {0}")]
     Unavailable(String),
@@ -183,6 +186,6 @@ pub trait Txn: Send + Sync {
     /// Commits. A transaction without writes always succeeds. Call once.
     ///
     /// # Errors
-    /// `Conflict`, `MaybeCommitted`, `TooLarge`, `Unavailable`.
+    /// `Conflict`, `MaybeCommitted`, `TooLarge`, `Full`, `Unavailable`.
     async fn commit(&self) -> Result<Versionstamp>;
 }

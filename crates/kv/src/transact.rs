@@ -23,7 +23,7 @@ const RUNS_MAX: u32 = 100;
 /// `body` may run many times, and once more after it already committed: see [`Attempt`].
 ///
 /// # Errors
-/// What `body` returns; `Conflict`/`MaybeCommitted` after 100 runs; `TooLarge` and `Unavailable` at once.
+/// What `body` returns; `Conflict`/`MaybeCommitted` after 100 runs; `TooLarge`, `Full` and `Unavailable` at once.
 pub async fn transact<T, E, F, Fut>(kv: &dyn Kv, body: F) -> Result<T, E>
 where
     F: Fn(Arc<dyn Txn>, Attempt) -> Fut,
@@ -90,7 +90,7 @@ impl RetryClass for KvError {
         match self {
             KvError::Conflict => Some(Retry::Again),
             KvError::MaybeCommitted => Some(Retry::MaybeCommitted),
-            KvError::TooLarge(_) | KvError::Unavailable(_) => None,
+            KvError::TooLarge(_) | KvError::Full(_) | KvError::Unavailable(_) => None,
         }
     }
 }

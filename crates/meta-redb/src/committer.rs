@@ -6,15 +6,16 @@
 //! file, and the layer is written again. After a failed sync that is no use: the kernel may have dropped what it could
 //! not write, so the store stays refused until it is opened anew.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redb::Database;
 
-use crate::engine::{Engine, Task};
+use crate::engine::{Engine, Task, WriteFailure};
 use crate::layer::{Base, Layer};
-use crate::open::{BackendOpener, DATA, INFO, Opened, VERSION, guarded, open_database};
+use crate::open::{BackendOpener, DATA, INFO, OpenError, Opened, VERSION, guarded, open_database};
 
 pub(crate) struct Committer {
     engine: Arc<Engine>,
@@ -70,32 +71,36 @@ impl Committer {
                 self.engine.flushed(version, Arc::new(base));
                 Ok(())
             }
-            Err(text) => {
+            Err(WriteFailure { full, text }) => {
                 let text = format!("cannot write the metadata file {}: {text}", self.path.display());
                 let base = self.reopen(&text);
-                self.engine.flush_failed(text.clone(), Arc::new(base));
+                self.engine.flush_failed(WriteFailure { full, text: text.clone() }, Arc::new(base));
                 Err((text, self.engine.is_stopping()))
             }
         }
     }
 
-    fn flush(&mut self, layer: &Layer) -> Result<(u64, Base), String> {
+    fn flush(&mut self, layer: &Layer) -> Result<(u64, Base), WriteFailure> {
+        let failure = |text: String| WriteFailure { full: false, text };
         if self.sync_failed.load(Ordering::Acquire) {
-            return Err(SYNC_FAILED.into());
+            return Err(failure(SYNC_FAILED.into()));
         }
         if self.database.is_none() {
             self.open_again()?;
         }
         let Some(database) = &self.database else {
-            return Err("it is not open".into());
+            return Err(failure("it is not open".into()));
         };
         match guarded(|| write(database, layer)) {
             Ok(Ok(done)) => Ok(done),
             Ok(Err(error)) if self.sync_failed.load(Ordering::Acquire) => {
-                Err(format!("{error}; {SYNC_FAILED}"))
+                Err(failure(format!("{error}; {SYNC_FAILED}")))
             }
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(damage) => Err(format!("{damage}; restore it from a backup")),
+            Ok(Err(error)) => {
+                let full = matches!(&error, redb::Error::Io(error) if is_full(error));
+                Err(WriteFailure { full, text: error.to_string() })
+            }
+            Err(damage) => Err(failure(format!("{damage}; restore it from a backup"))),
         }
     }
 
@@ -110,16 +115,19 @@ impl Committer {
         self.close_database();
         match self.open_again() {
             Ok(()) => self.database.as_ref().map_or_else(|| Base::broken(text.into()), Base::newest),
-            Err(text) => Base::broken(text),
+            Err(failure) => Base::broken(failure.text),
         }
     }
 
-    fn open_again(&mut self) -> Result<(), String> {
+    fn open_again(&mut self) -> Result<(), WriteFailure> {
         let opened = open_database(&self.path, &self.opener, &self.engine.options);
-        let store = opened.map_err(|error| error.to_string())?;
+        let store = opened.map_err(|error| {
+            let full = matches!(&error, OpenError::Io { source, .. } if is_full(source));
+            WriteFailure { full, text: error.to_string() }
+        })?;
         if store.version < self.durable {
             self.sync_failed.store(true, Ordering::Release);
-            return Err(SYNC_FAILED.into());
+            return Err(WriteFailure { full: false, text: SYNC_FAILED.into() });
         }
         self.sync_failed = store.sync_failed;
         self.database = Some(store.database);
@@ -137,6 +145,11 @@ impl Committer {
 
 const SYNC_FAILED: &str =
     "the disk failed to keep what was written; unmount, check the disk, and mount again";
+
+/// Whether there is no room on the disk, or none for this user.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
 
 fn write(database: &Database, layer: &Layer) -> Result<(u64, Base), redb::Error> {
     let mut txn = database.begin_write()?;

@@ -20,6 +20,20 @@ pub(crate) fn closed() -> KvError {
     KvError::Unavailable("the metadata store was closed".into())
 }
 
+/// Why the file cannot be written.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct WriteFailure {
+    /// Its disk is full.
+    pub(crate) full: bool,
+    pub(crate) text: String,
+}
+
+impl From<WriteFailure> for KvError {
+    fn from(failure: WriteFailure) -> KvError {
+        if failure.full { KvError::Full(failure.text) } else { KvError::Unavailable(failure.text) }
+    }
+}
+
 /// Layers and redb states that only running transactions still keep.
 struct Retired {
     since: Instant,
@@ -42,7 +56,7 @@ pub(crate) struct State {
     wake: bool,
     stopping: bool,
     /// Why writing to the file does not work at the moment.
-    failure: Option<String>,
+    failure: Option<WriteFailure>,
     retired: VecDeque<Retired>,
 }
 
@@ -51,7 +65,7 @@ impl State {
     fn check_writable(&self) -> Result<()> {
         match &self.failure {
             _ if self.stopping => Err(closed()),
-            Some(failure) => Err(KvError::Unavailable(failure.clone())),
+            Some(failure) => Err(failure.clone().into()),
             None => Ok(()),
         }
     }
@@ -62,9 +76,9 @@ impl State {
 struct Progress {
     /// Commits up to this version are durable.
     durable: u64,
-    /// Number of attempts that failed, and the text of the last.
+    /// Number of attempts that failed, and how the last did.
     failures: u64,
-    failure: String,
+    failure: WriteFailure,
     /// The committer has ended, with or without an error.
     stopped: Option<Result<(), String>>,
 }
@@ -248,7 +262,10 @@ impl Engine {
                     return Ok(());
                 }
                 if progress.failures > failures_before {
-                    return Err(KvError::Unavailable(progress.failure.clone()));
+                    return Err(progress.failure.clone().into());
+                }
+                if progress.stopped.is_some() {
+                    return Err(closed());
                 }
             }
             progress.changed().await.map_err(|_| closed())?;
@@ -330,21 +347,21 @@ impl Engine {
     }
 
     /// Writing failed; `base` is what can be read now.
-    pub(crate) fn flush_failed(&self, text: String, base: Arc<Base>) {
+    pub(crate) fn flush_failed(&self, failure: WriteFailure, base: Arc<Base>) {
         let mut state = self.state.lock();
         let view = View { active: Arc::clone(&state.view.active), frozen: state.view.frozen.clone(), base };
         state.view = Arc::new(view);
         if state.failure.is_none() {
             tracing::error!(
-                error = text,
+                error = failure.text,
                 "writing the metadata file failed; changes are refused until it works"
             );
         }
-        state.failure = Some(text.clone());
+        state.failure = Some(failure.clone());
         drop(state);
         self.progress.send_modify(|progress| {
             progress.failures += 1;
-            progress.failure = text;
+            progress.failure = failure;
         });
     }
 
@@ -483,5 +500,31 @@ impl CurrentState for Current<'_> {
             present.extend(chunk.entries.into_iter().map(|(key, value)| (key, value.is_some())));
         }
         Ok(present.into_iter().filter_map(|(key, live)| live.then_some(key)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rfs_kv::Txn as _;
+    use rfs_kv::engine::BufferedTxn;
+
+    use super::*;
+    use crate::open::{create_file, open_database};
+    use crate::txn::RedbSnapshot;
+
+    #[tokio::test]
+    async fn nobody_waits_for_a_committer_that_is_gone() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("meta.redb");
+        let options = RedbOptions::default();
+        let opener = create_file(&path, &options).expect("a file");
+        let store = open_database(&path, &opener, &options).expect("it opens");
+        let engine = Arc::new(Engine::new(options, &store));
+        let txn = BufferedTxn::new(RedbSnapshot::begin(&engine).expect("it is open"));
+        txn.set(b"key", b"value");
+        txn.commit().await.expect("it commits in memory");
+        let gone = async { engine.has_stopped(Err("it panicked".into())) };
+        let (synced, ()) = tokio::join!(engine.sync(), gone);
+        assert!(matches!(synced, Err(KvError::Unavailable(_))), "{synced:?}");
     }
 }

@@ -18,14 +18,25 @@ const ENOSPC: Option<i32> = Some(28);
 struct Disk(TempDir);
 
 impl Disk {
-    /// `None` (after a line that says so) without the right to mount.
+    /// In memory. `None` (after a line that says so) without the right to mount.
     fn of(size: &str) -> Option<Disk> {
+        Disk::mount(&["-t", "tmpfs", "-o", &format!("size={size}"), "none"])
+    }
+
+    /// In a file, with ext4 on it. `None` (after a line that says so) without the right to mount.
+    fn ext4(size: &str) -> Option<Disk> {
+        let mkfs = tool("mkfs.ext4", "apt install e2fsprogs")?;
+        let files = TempDir::with_prefix("rfs-disk-image-").unwrap();
+        let image = files.path().join("image");
+        run_ok(Command::new(mkfs).args(["-q", "-m", "0"]).arg(&image).arg(size), LIMIT);
+        // The loop device keeps the file when its name is gone.
+        Disk::mount(&["-o", "loop", image.to_str().expect("a name in UTF-8")])
+    }
+
+    fn mount(args: &[&str]) -> Option<Disk> {
         let mount = tool("mount", "apt install mount")?;
         let mut dir = TempDir::with_prefix("rfs-disk-").unwrap();
-        let mounted = run(
-            Command::new(mount).args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]).arg(dir.path()),
-            LIMIT,
-        );
+        let mounted = run(Command::new(mount).args(args).arg(dir.path()), LIMIT);
         if !mounted.success() {
             eprintln!("skipped: a small disk can be mounted by root only ({})", mounted.stderr.trim());
             return None;
@@ -163,12 +174,24 @@ fn removing_what_did_not_fit_makes_room_below_the_store() {
 #[test]
 fn a_full_disk_below_the_metadata_is_told_and_loses_nothing() {
     let Some(disk) = Disk::of("16m") else { return };
+    fill_below_the_metadata(&disk);
+}
+
+#[test]
+fn a_full_ext4_below_the_metadata_is_told_and_loses_nothing() {
+    let Some(disk) = Disk::ext4("24M") else { return };
+    fill_below_the_metadata(&disk);
+}
+
+/// Makes files on a volume whose metadata file and staging directory are on a disk that fills up, and gives it space again.
+fn fill_below_the_metadata(disk: &Disk) {
     let mut volume = Volume::unformatted(Backend::LocalDirectory).expect("needs no server");
     volume.meta_url = format!("redb://{}", disk.path().join("meta.redb").display());
     run_ok(&mut volume.rfs(&["format", &volume.meta_url, &volume.store_url]), LIMIT);
     let mount = volume.mount();
-    fs::write(mount.path().join("kept"), "kept").unwrap();
-    fs::File::open(mount.path().join("kept")).unwrap().sync_all().unwrap();
+    let path = |name: &str| mount.path().join(name);
+    fs::write(path("kept"), "kept").unwrap();
+    fs::File::open(path("kept")).unwrap().sync_all().unwrap();
     let filler = disk.fill(64 << 10);
 
     // Names alone, until one of the syncs in between says that they cannot be kept.
@@ -176,15 +199,23 @@ fn a_full_disk_below_the_metadata_is_told_and_loses_nothing() {
     let mut made = Vec::new();
     let error = (0..20_000).find_map(|i| {
         let name = format!("{i:0>200}");
-        match fs::File::create(mount.path().join(&name)) {
+        match fs::File::create(path(&name)) {
             Ok(_) => made.push(name),
             Err(error) => return Some(error),
         }
         if i % 500 == 499 { sync().err() } else { None }
     });
     let error = error.expect("64 KiB cannot hold 4 MB of names");
-    assert!(matches!(error.raw_os_error(), Some(28 | 5)), "{error}");
-    assert_eq!(fs::read(mount.path().join("kept")).unwrap(), b"kept");
+    assert_eq!(error.raw_os_error(), ENOSPC, "{error}");
+    // From now on all changes are refused, and what was made before can be read.
+    let refused = fs::File::create(path("refused")).expect_err("the disk is full");
+    assert_eq!(refused.raw_os_error(), ENOSPC, "{refused}");
+    assert_eq!(fs::read(path("kept")).unwrap(), b"kept");
+    let bytes = noise(300_000);
+    let written = fs::OpenOptions::new().write(true).open(path("kept")).unwrap();
+    written.write_all_at(&bytes, 0).unwrap();
+    let error = written.sync_all().expect_err("the disk is full");
+    assert_eq!(error.raw_os_error(), ENOSPC, "{error}");
 
     fs::remove_file(filler).unwrap();
     assert!(
@@ -192,14 +223,18 @@ fn a_full_disk_below_the_metadata_is_told_and_loses_nothing() {
         "there is space, but fsync still fails; log:\n{}",
         mount.log()
     );
-    fs::write(mount.path().join("after"), "after").unwrap();
-    mount.unmount();
+    written.sync_all().unwrap();
+    fs::write(path("after"), "after").unwrap();
+    fs::File::open(path("after")).unwrap().sync_all().unwrap();
+    drop(written);
+    mount.kill();
     let mount = volume.mount();
+    let path = |name: &str| mount.path().join(name);
     for name in &made {
-        assert!(mount.path().join(name).exists(), "{name} was made, and is gone");
+        assert!(path(name).exists(), "{name} was made, and is gone");
     }
-    assert_eq!(fs::read(mount.path().join("kept")).unwrap(), b"kept");
-    assert_eq!(fs::read(mount.path().join("after")).unwrap(), b"after");
+    assert_eq!(fs::read(path("kept")).unwrap(), bytes);
+    assert_eq!(fs::read(path("after")).unwrap(), b"after");
     mount.unmount();
     volume.assert_clean();
 }

@@ -111,6 +111,7 @@ impl From<KvError> for Error {
         let (kind, context) = match &source {
             KvError::Conflict | KvError::MaybeCommitted => (ErrorKind::Io, "transaction did not get through"),
             KvError::TooLarge(_) => (ErrorKind::ArgumentTooLarge, "change too large for one transaction"),
+            KvError::Full(_) => (ErrorKind::NoSpace, "metadata store"),
             KvError::Unavailable(_) => (ErrorKind::Io, "metadata store"),
         };
         let retry = source.class();

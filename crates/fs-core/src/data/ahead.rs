@@ -106,6 +106,12 @@ impl Ahead {
         self.state.lock().remove(key);
     }
 
+    /// Bytes of the blocks that are here or on their way.
+    pub(super) fn bytes_in_use(&self) -> u64 {
+        let state = self.state.lock();
+        state.bytes + state.claimed
+    }
+
     /// Bytes of the blocks that are here.
     pub(super) fn bytes(&self) -> u64 {
         self.state.lock().bytes

@@ -1,15 +1,18 @@
 //! Reading on in a pack: files that were written together are often read together.
 //!
 //! Whoever reads a small file knows nothing of its neighbours' blocks, but their bytes are near it in the pack. When
-//! fetches of small runs fell close to each other, the next one brings a whole *window*: the aligned part of the pack that
-//! it lies in, of 256 KiB, and of twice as much each time up to a limit; of less again where windows went largely unused.
-//! Aligned, so that many readers who go through a pack side by side share windows, whoever of them comes first. A window
-//! that is half used has the next one fetched. Windows hold stored bytes that nobody has checked: a reader checks what it
-//! takes, as if it came from the store. A window that is still on the way is waited for.
+//! reads of small runs follow each other, or most of them fall into one pack, a fetch brings a whole *window*: what comes
+//! next in the pack, up to what was brought already, so that many readers who go through a pack side by side fetch each
+//! byte once. Windows begin at 256 KiB and double, up to a limit, while what they bring is read; they become smaller
+//! where it is not. A window that is half read has the next one fetched. A window that is still on the way is waited for.
+//!
+//! Windows hold stored bytes that nobody has checked: a reader checks what it takes, as if it came from the store. They
+//! are kept in pieces, and a piece that was read is dropped: readers who are far apart hold up no more than they need.
 //! Lock order: the state is a leaf.
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -17,44 +20,346 @@ use tokio::sync::watch;
 
 use crate::types::PackId;
 
-/// Packs whose readers are followed; the one forgotten is the one followed for longest.
-const TRAILS_MAX: usize = 32;
-/// Fetches of one pack that are remembered: so many readers may go through it side by side.
-const RECENT_MAX: usize = 16;
-/// Fetches this close to a remembered one seem to belong together.
-const NEAR_BYTES: u64 = 256 << 10;
-/// Fetches that belong together before a window is brought.
-const STEPS: u32 = 2;
+/// The first window.
 const FIRST_BYTES: u64 = 256 << 10;
+/// The first window in a pack into which most reads fall.
+const DENSE_BYTES: u64 = 1 << 20;
+const PIECE_LEN: usize = 256 << 10;
+const PIECE_BYTES: u64 = PIECE_LEN as u64;
+/// A read that begins so close behind the end of another one follows it.
+const GAP_BYTES: u64 = 64 << 10;
+/// Reads that are remembered: so many readers may take turns.
+const READS_MAX: usize = 128;
+/// Windows that are remembered, those that were read included.
+const WINDOWS_MAX: usize = 256;
+/// Of the last eight reads, so many followed others: then the next one is the begin of more, wherever it falls.
+const FOLLOWING_OF_8: usize = 4;
+/// Of the last sixteen reads, so many fell into one pack: then all of it is being read.
+const DENSE_OF_16: usize = 10;
+/// A read of at most so many bytes costs little less than a small window, which is fetched when other reads were near.
+const TINY_BYTES: u64 = 16 << 10;
+const TINY_NEAR: usize = 2;
+/// For so many windows after one that was fetched for nothing, only reads that follow others open one.
+const DOUBTS: u32 = 16;
 
 /// Windows on packs that are being read through.
 #[derive(Debug)]
 pub(super) struct Around {
     /// Largest window; 0 turns this off.
     bytes_max: u64,
-    /// All windows; those not used for longest go.
-    memory_bytes: u64,
+    /// What a pack is at most, but for single long runs.
+    pack_bytes: u64,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
+    /// They do not overlap.
     windows: Vec<Window>,
-    trails: VecDeque<Trail>,
-    /// Counts uses of windows.
-    uses: u64,
+    /// The last reads, the newest in front.
+    reads: VecDeque<Read>,
+    /// The size of the next window, if it is not the first.
+    bytes: u64,
+    doubts: u32,
+    /// Counts uses of windows, and windows.
+    clock: u64,
 }
 
+/// What one fetch brings.
 #[derive(Debug)]
 struct Window {
+    id: u64,
     pack: PackId,
     range: Range<u64>,
-    /// Nothing while it is on the way; closed if it never came.
-    body: watch::Receiver<Option<Bytes>>,
-    /// Bytes that were taken from it.
+    /// While it is on the way; closed at the end of that.
+    coming: Option<watch::Receiver<()>>,
+    /// Of [`PIECE_BYTES`] each, but for the last.
+    pieces: Vec<Piece>,
+    /// Bytes that are in memory or on the way.
+    held: u64,
+    /// Bytes that were taken.
     taken: u64,
     /// When it was last used.
     used_at: u64,
+    /// It was worth its bytes.
+    proven: bool,
+    /// The pack ends where it does.
+    is_last: bool,
+}
+
+#[derive(Debug)]
+struct Piece {
+    /// Nothing if they were read.
+    bytes: Option<Bytes>,
+    /// Bytes that nobody took.
+    left: usize,
+}
+
+#[derive(Debug)]
+struct Read {
+    pack: PackId,
+    range: Range<u64>,
+    follows: bool,
+}
+
+/// How the last reads were.
+#[derive(Debug, Clone, Copy)]
+enum Reads {
+    /// Here and there.
+    Scattered,
+    /// One after another.
+    Following,
+    /// Most in this pack.
+    Dense,
+}
+
+/// What is known of a range.
+enum Held {
+    Here(Bytes),
+    Coming(watch::Receiver<()>),
+    Absent,
+}
+
+/// The promise to fill a window; dropped without that, those who wait fetch for themselves.
+#[derive(Debug)]
+pub(super) struct Claim {
+    /// The window: what is to be fetched, as far as the pack has it.
+    pub(super) range: Range<u64>,
+    id: u64,
+    around: Arc<Around>,
+    /// Those who wait are woken by its end, which is after that of the claim.
+    _waited_for: watch::Sender<()>,
+}
+
+impl Claim {
+    /// The window's bytes, from its beginning on.
+    pub(super) fn fill(self, body: &Bytes) {
+        // Copies: a part of the body would keep all of it in memory.
+        let pieces = body.chunks(PIECE_LEN);
+        let pieces =
+            pieces.map(|piece| Piece { bytes: Some(Bytes::copy_from_slice(piece)), left: piece.len() });
+        let pieces: Vec<Piece> = pieces.collect();
+        let mut state = self.around.state.lock();
+        if let Some(window) = state.windows.iter_mut().find(|window| window.id == self.id) {
+            window.held = body.len() as u64;
+            let end = window.range.start + window.held;
+            window.is_last = end < window.range.end;
+            window.range.end = end;
+            window.pieces = pieces;
+            window.coming = None;
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut state = self.around.state.lock();
+        state.windows.retain(|window| window.id != self.id || window.coming.is_none());
+    }
+}
+
+impl Around {
+    /// Windows of at most `bytes_max`, in packs of about `pack_bytes`.
+    pub(super) fn new(bytes_max: u32, pack_bytes: u32) -> Arc<Around> {
+        let (bytes_max, pack_bytes) = (bytes_max.into(), pack_bytes.into());
+        Arc::new(Around { bytes_max, pack_bytes, state: Mutex::default() })
+    }
+
+    /// The stored bytes, unchecked, if windows have them; waits for those that are on the way.
+    pub(super) async fn get(&self, pack: PackId, range: Range<u64>) -> Option<Bytes> {
+        loop {
+            let held = self.state.lock().take(pack, &range);
+            match held {
+                Held::Here(bytes) => return Some(bytes),
+                Held::Absent => return None,
+                // Nothing is ever sent: it ends.
+                Held::Coming(mut window) => drop(window.changed().await),
+            }
+        }
+    }
+
+    /// Notes that `range`, of small runs, is going to be read. The window to fetch, if that seems worth it: one with the
+    /// range, or the one that comes next. Windows hold `memory_bytes` at most.
+    pub(super) fn extend(
+        self: &Arc<Around>,
+        pack: PackId,
+        range: &Range<u64>,
+        memory_bytes: u64,
+    ) -> Option<Claim> {
+        let bytes_max = self.bytes_max.min(memory_bytes / 4);
+        if bytes_max < FIRST_BYTES {
+            return None;
+        }
+        let mut state = self.state.lock();
+        let reads = state.note(pack, range);
+        let (start, bytes) = match state.first_absent(pack, range) {
+            None => (state.next(pack, range.end)?, state.bytes.clamp(FIRST_BYTES, bytes_max)),
+            Some(at) => match reads {
+                Reads::Scattered => return None,
+                Reads::Following => (at, state.bytes.clamp(FIRST_BYTES, bytes_max)),
+                Reads::Dense => {
+                    let bytes = state.bytes.clamp(DENSE_BYTES.min(bytes_max), bytes_max);
+                    // Others will want what was left out before it.
+                    let before = state.windows_of(pack).map(|window| window.range.end);
+                    let before = before.filter(|end| *end <= at).max().unwrap_or(0);
+                    (if at - before <= bytes { before } else { at }, bytes)
+                }
+            },
+        };
+        let end = self.end_of(&state, pack, start, (start + bytes).max(range.end));
+        state.make_room(end - start, memory_bytes).then(|| self.open(&mut state, pack, start..end))
+    }
+
+    /// Drops windows until they hold `memory_bytes` at most, as far as they are not on the way.
+    pub(super) fn shrink(&self, memory_bytes: u64) {
+        self.state.lock().make_room(0, memory_bytes);
+    }
+
+    /// Where a window ends: where the next one begins if that is before `end` or close behind, and so with the pack's end.
+    fn end_of(&self, state: &State, pack: PackId, start: u64, end: u64) -> u64 {
+        let next = state.windows_of(pack).map(|window| window.range.start).filter(|at| *at > start).min();
+        let limit = next.unwrap_or(self.pack_bytes);
+        if next.is_some() && limit < end || (end..end + (end - start) / 2).contains(&limit) {
+            limit
+        } else {
+            end
+        }
+    }
+
+    fn open(self: &Arc<Around>, state: &mut State, pack: PackId, range: Range<u64>) -> Claim {
+        let (sender, coming) = watch::channel(());
+        state.clock += 1;
+        state.doubts = state.doubts.saturating_sub(1);
+        let id = state.clock;
+        state.windows.push(Window {
+            id,
+            pack,
+            range: range.clone(),
+            coming: Some(coming),
+            pieces: Vec::new(),
+            held: range.end - range.start,
+            taken: 0,
+            used_at: id,
+            proven: false,
+            is_last: false,
+        });
+        Claim { range, id, around: Arc::clone(self), _waited_for: sender }
+    }
+}
+
+impl State {
+    fn windows_of(&self, pack: PackId) -> impl Iterator<Item = &Window> {
+        self.windows.iter().filter(move |window| window.pack == pack)
+    }
+
+    fn index_of(&self, pack: PackId, at: u64) -> Option<usize> {
+        self.windows.iter().position(|window| window.pack == pack && window.range.contains(&at))
+    }
+
+    /// Notes a read, and tells how the last ones were.
+    fn note(&mut self, pack: PackId, range: &Range<u64>) -> Reads {
+        let of_pack = || self.reads.iter().filter(|read| read.pack == pack);
+        let follows =
+            of_pack().any(|read| (read.range.end..=read.range.end + GAP_BYTES).contains(&range.start));
+        let is_tiny = range.end - range.start <= TINY_BYTES;
+        let near = of_pack().filter(|read| read.range.start.abs_diff(range.start) <= FIRST_BYTES).count();
+        self.reads.truncate(READS_MAX - 1);
+        self.reads.push_front(Read { pack, range: range.clone(), follows });
+        let dense = self.reads.iter().take(16).filter(|read| read.pack == pack).count() >= DENSE_OF_16;
+        let following = self.reads.iter().take(8).filter(|read| read.follows).count() >= FOLLOWING_OF_8;
+        if self.doubts == 0 && dense {
+            Reads::Dense
+        } else if follows || following || self.doubts == 0 && is_tiny && near >= TINY_NEAR {
+            Reads::Following
+        } else {
+            Reads::Scattered
+        }
+    }
+
+    /// The first byte of the range that no window has. What was read from a window before is absent again.
+    fn first_absent(&mut self, pack: PackId, range: &Range<u64>) -> Option<u64> {
+        let mut at = range.start;
+        while at < range.end {
+            let Some(index) = self.index_of(pack, at) else { return Some(at) };
+            let window = &self.windows[index];
+            if window.is_here(at) {
+                at = window.piece_end(at);
+            } else if window.taken >= window.len() / 2 {
+                // The pack is read once more.
+                self.windows.swap_remove(index);
+            } else {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Where the next window begins, if the one that ends at or after `end` is half read and nothing comes after it.
+    fn next(&self, pack: PackId, end: u64) -> Option<u64> {
+        let window = &self.windows[self.index_of(pack, end - 1)?];
+        let half_read = window.taken >= window.len() / 2;
+        let next = window.range.end;
+        (half_read && !window.is_last && self.index_of(pack, next).is_none()).then_some(next)
+    }
+
+    /// The range, out of one window or of several that follow each other; notes that it was taken.
+    fn take(&mut self, pack: PackId, range: &Range<u64>) -> Held {
+        let mut parts = Vec::with_capacity(2);
+        let mut at = range.start;
+        while at < range.end {
+            let Some(index) = self.index_of(pack, at) else { return Held::Absent };
+            let window = &self.windows[index];
+            if let Some(coming) = &window.coming {
+                return Held::Coming(coming.clone());
+            }
+            let end = range.end.min(window.piece_end(at));
+            let from = window.offset(at);
+            let (piece, from) = (from / PIECE_LEN, from % PIECE_LEN);
+            let Some(bytes) = &window.pieces[piece].bytes else { return Held::Absent };
+            let to = from + window.offset(end) - window.offset(at);
+            parts.push((index, piece, bytes.slice(from..to)));
+            at = end;
+        }
+        for (index, piece, part) in &parts {
+            self.clock += 1;
+            let used_at = self.clock;
+            let window = &mut self.windows[*index];
+            window.used_at = used_at;
+            window.take(*piece, part.len());
+            if !window.proven && window.taken >= window.len() / 2 {
+                window.proven = true;
+                if window.len() >= self.bytes {
+                    self.bytes = 2 * window.len();
+                }
+            }
+        }
+        match parts.as_slice() {
+            [(_, _, part)] => Held::Here(part.clone()),
+            parts => {
+                let parts: Vec<&[u8]> = parts.iter().map(|(_, _, part)| &part[..]).collect();
+                Held::Here(parts.concat().into())
+            }
+        }
+    }
+
+    /// Makes room for `bytes` more; whether there is enough then.
+    fn make_room(&mut self, bytes: u64, memory_bytes: u64) -> bool {
+        let mut held: u64 = self.windows.iter().map(|window| window.held).sum();
+        while held + bytes > memory_bytes || self.windows.len() >= WINDOWS_MAX {
+            let crowded = self.windows.len() >= WINDOWS_MAX;
+            let useful = |window: &Window| window.coming.is_none() && (crowded || window.held > 0);
+            let windows = self.windows.iter().enumerate().filter(|(_, window)| useful(window));
+            let oldest = windows.min_by_key(|(_, window)| (!window.is_spent(), window.used_at));
+            let Some((index, _)) = oldest else { return false };
+            let gone = self.windows.swap_remove(index);
+            held -= gone.held;
+            if gone.taken < gone.len() / 4 {
+                self.bytes = gone.len() / 2;
+                self.doubts = DOUBTS;
+            }
+        }
+        true
+    }
 }
 
 impl Window {
@@ -66,203 +371,29 @@ impl Window {
         self.taken >= self.len() / 8 * 7
     }
 
-    /// Whether it never came.
-    fn is_lost(&self) -> bool {
-        self.body.has_changed().is_err() && self.body.borrow().is_none()
+    fn offset(&self, at: u64) -> usize {
+        usize::try_from(at - self.range.start).expect("windows fit into memory")
     }
 
-    /// Whether the pack ended before the window did.
-    fn is_last(&self) -> bool {
-        self.body.borrow().as_ref().is_some_and(|body| (body.len() as u64) < self.len())
-    }
-}
-
-/// A part of a window that somebody wants.
-#[derive(Debug)]
-struct Held {
-    range: Range<u64>,
-    /// Where the window begins.
-    start: u64,
-    body: watch::Receiver<Option<Bytes>>,
-}
-
-impl Held {
-    /// The bytes, when the window has come; nothing if it has not, or ends before.
-    async fn bytes(&mut self) -> Option<Bytes> {
-        let body = self.body.wait_for(Option::is_some).await.ok()?.clone()?;
-        let from = usize::try_from(self.range.start - self.start).ok()?;
-        let to = usize::try_from(self.range.end - self.start).ok()?;
-        (to <= body.len()).then(|| body.slice(from..to))
-    }
-}
-
-/// How one pack is read.
-#[derive(Debug)]
-struct Trail {
-    pack: PackId,
-    /// Where the last fetches began, the newest last.
-    recent: VecDeque<u64>,
-    /// Of these, how many were close to others; less those that were not.
-    steps: u32,
-    /// Size of the next window; 0 before the first.
-    bytes: u64,
-}
-
-/// The promise to fill a window; dropped without that, those who wait fetch for themselves.
-#[derive(Debug)]
-pub(super) struct Claim {
-    /// The window: what is to be fetched, as far as the pack has it.
-    pub(super) range: Range<u64>,
-    body: watch::Sender<Option<Bytes>>,
-}
-
-impl Claim {
-    /// The window's bytes, from its beginning on.
-    pub(super) fn fill(self, body: Bytes) {
-        self.body.send_replace(Some(body));
-    }
-}
-
-impl Around {
-    /// Windows of at most `bytes_max` and a quarter of `memory_bytes`, which is the limit for all of them.
-    pub(super) fn new(bytes_max: u32, memory_bytes: u64) -> Around {
-        let bytes_max = u64::from(bytes_max).min(memory_bytes / 4);
-        Around { bytes_max, memory_bytes, state: Mutex::default() }
+    /// Where the piece with this byte ends.
+    fn piece_end(&self, at: u64) -> u64 {
+        let begins = at - (at - self.range.start) % PIECE_BYTES;
+        self.range.end.min(begins + PIECE_BYTES)
     }
 
-    /// The stored bytes, unchecked, if windows have them; waits for one that is on the way. Along with them the window
-    /// that comes next, if it is time to fetch it.
-    pub(super) async fn get(&self, pack: PackId, range: Range<u64>) -> (Option<Bytes>, Option<Claim>) {
-        let (held, next) = {
-            let mut state = self.state.lock();
-            state.windows.retain(|window| !window.is_lost());
-            let Some(held) = state.take(pack, &range) else { return (None, None) };
-            (held, self.next(&mut state, pack, range.end))
-        };
-        let mut bytes = Bytes::new();
-        for mut part in held {
-            let Some(part) = part.bytes().await else { return (None, next) };
-            bytes = if bytes.is_empty() { part } else { [bytes, part].concat().into() };
-        }
-        (Some(bytes), next)
+    /// Whether the byte, which is within, is in memory or on the way.
+    fn is_here(&self, at: u64) -> bool {
+        self.coming.is_some() || self.pieces[self.offset(at) / PIECE_LEN].bytes.is_some()
     }
 
-    /// Notes that `range`, of small runs, is going to be fetched; the window to fetch instead, if that seems worth it.
-    pub(super) fn extend(&self, pack: PackId, range: &Range<u64>) -> Option<Claim> {
-        if self.bytes_max == 0 {
-            return None;
-        }
-        let mut state = self.state.lock();
-        let bytes = state.follow(pack, range.start, self.bytes_max)?;
-        let mut start = range.start - range.start % bytes;
-        let mut end = range.end.next_multiple_of(bytes);
-        for window in state.windows.iter().filter(|window| window.pack == pack) {
-            if window.range.start <= range.start {
-                start = start.max(window.range.end.min(range.start));
-            } else {
-                end = end.min(window.range.start.max(range.end));
-            }
-        }
-        Some(state.open(pack, start..end, self.memory_bytes))
-    }
-
-    /// The window after the one that holds the byte before `end`, if half of that is used and the next one is not there.
-    fn next(&self, state: &mut State, pack: PackId, end: u64) -> Option<Claim> {
-        let window = state.holding(pack, end - 1)?;
-        let half_used = window.taken >= window.len() / 2;
-        if window.len() < FIRST_BYTES || !half_used || window.is_last() {
-            return None;
-        }
-        let start = window.range.end;
-        if state.windows.iter().any(|other| other.pack == pack && other.range.contains(&start)) {
-            return None;
-        }
-        let trail = state.trails.iter_mut().find(|trail| trail.pack == pack)?;
-        let bytes = trail.grow(self.bytes_max);
-        Some(state.open(pack, start..(start + 1).next_multiple_of(bytes), self.memory_bytes))
-    }
-}
-
-impl State {
-    fn holding(&mut self, pack: PackId, at: u64) -> Option<&mut Window> {
-        self.windows.iter_mut().rev().find(|window| window.pack == pack && window.range.contains(&at))
-    }
-
-    /// Where `range` is, in one window or in two that follow each other, whose use is noted.
-    fn take(&mut self, pack: PackId, range: &Range<u64>) -> Option<Vec<Held>> {
-        let first = self.holding(pack, range.start)?.range.end;
-        if first < range.end && self.holding(pack, first)?.range.end < range.end {
-            return None;
-        }
-        let mut held = Vec::with_capacity(2);
-        let mut at = range.start;
-        while at < range.end {
-            self.uses += 1;
-            let used_at = self.uses;
-            let window = self.holding(pack, at)?;
-            let end = range.end.min(window.range.end);
-            window.taken += end - at;
-            window.used_at = used_at;
-            held.push(Held { range: at..end, start: window.range.start, body: window.body.clone() });
-            at = end;
-        }
-        Some(held)
-    }
-
-    /// Notes a fetch of a small run; the size of the window to fetch around it.
-    fn follow(&mut self, pack: PackId, at: u64, bytes_max: u64) -> Option<u64> {
-        let Some(trail) = self.trails.iter_mut().find(|trail| trail.pack == pack) else {
-            if self.trails.len() >= TRAILS_MAX {
-                self.trails.pop_front();
-            }
-            self.trails.push_back(Trail { pack, recent: VecDeque::from([at]), steps: 0, bytes: 0 });
-            return None;
-        };
-        let near = trail.recent.iter().any(|other| other.abs_diff(at) <= NEAR_BYTES);
-        if trail.recent.len() == RECENT_MAX {
-            trail.recent.pop_front();
-        }
-        trail.recent.push_back(at);
-        trail.steps = if near { trail.steps.saturating_add(1) } else { trail.steps.saturating_sub(1) };
-        (near && trail.steps >= STEPS).then(|| trail.grow(bytes_max))
-    }
-
-    /// Adds a window that is on its way, and makes room for it.
-    fn open(&mut self, pack: PackId, range: Range<u64>, memory_bytes: u64) -> Claim {
-        let (sender, body) = watch::channel(None);
-        let bytes = range.end - range.start;
-        let mut total: u64 = self.windows.iter().map(Window::len).sum();
-        while total + bytes > memory_bytes {
-            let oldest = self.windows.iter().enumerate();
-            let oldest = oldest.min_by_key(|(_, window)| (!window.is_spent(), window.used_at));
-            let Some((index, _)) = oldest else { break };
-            let gone = self.windows.swap_remove(index);
-            total -= gone.len();
-            if gone.taken < gone.len() / 4
-                && let Some(trail) = self.trails.iter_mut().find(|trail| trail.pack == gone.pack)
-            {
-                trail.shrink();
-            }
-        }
-        self.uses += 1;
-        self.windows.push(Window { pack, range: range.clone(), body, taken: 0, used_at: self.uses });
-        Claim { range, body: sender }
-    }
-}
-
-impl Trail {
-    /// The size of the next window.
-    fn grow(&mut self, bytes_max: u64) -> u64 {
-        self.bytes = (self.bytes * 2).max(FIRST_BYTES).min(bytes_max);
-        self.bytes
-    }
-
-    /// A window brought little that was wanted.
-    fn shrink(&mut self) {
-        self.bytes /= 8;
-        if self.bytes < FIRST_BYTES {
-            self.bytes = 0;
-            self.steps = 0;
+    fn take(&mut self, piece: usize, bytes: usize) {
+        self.taken += bytes as u64;
+        let piece = &mut self.pieces[piece];
+        piece.left = piece.left.saturating_sub(bytes);
+        if piece.left == 0
+            && let Some(read) = piece.bytes.take()
+        {
+            self.held -= read.len() as u64;
         }
     }
 }
@@ -274,97 +405,160 @@ mod tests {
     use super::*;
 
     const PACK: PackId = PackId(1);
+    const PACK_BYTES: u32 = 16 << 20;
     const FILE: u64 = 64 << 10;
-    const MEMORY: u64 = 16 << 20;
+    const MEMORY: u64 = 48 << 20;
 
-    fn get(around: &Around, at: u64) -> Option<Bytes> {
-        around.get(PACK, at..at + FILE).now_or_never().expect("nothing is on its way").0
+    fn around(bytes_max: u32) -> Arc<Around> {
+        Around::new(bytes_max, PACK_BYTES)
     }
 
-    /// Reads a file; the bytes that were fetched for it.
-    fn read(around: &Around, at: u64) -> u64 {
-        let filled = |claim: Claim| {
-            let len = claim.range.end - claim.range.start;
-            claim.fill(Bytes::from(vec![0; usize::try_from(len).unwrap()]));
-            len
-        };
-        match around.get(PACK, at..at + FILE).now_or_never().expect("nothing is on its way") {
-            (Some(_), next) => next.map_or(0, filled),
-            (None, _) => around.extend(PACK, &(at..at + FILE)).map_or(FILE, filled),
+    fn filled(claim: Claim, pack_bytes: u64) -> u64 {
+        let len = claim.range.end.min(pack_bytes) - claim.range.start;
+        claim.fill(&Bytes::from(vec![0; usize::try_from(len).unwrap()]));
+        len
+    }
+
+    fn get(around: &Around, pack: PackId, range: Range<u64>) -> Option<Bytes> {
+        around.get(pack, range).now_or_never().expect("nothing is on its way")
+    }
+
+    /// Reads a file; the bytes that were fetched for it, in one fetch or two.
+    fn read_of(around: &Arc<Around>, pack: PackId, at: u64) -> u64 {
+        read_within(around, pack, PACK_BYTES.into(), at)
+    }
+
+    fn read_within(around: &Arc<Around>, pack: PackId, pack_bytes: u64, at: u64) -> u64 {
+        let claim = around.extend(pack, &(at..at + FILE), MEMORY);
+        let fetched = claim.map_or(0, |claim| filled(claim, pack_bytes));
+        let here = get(around, pack, at..at + FILE).is_some();
+        fetched + if here { 0 } else { FILE }
+    }
+
+    fn read(around: &Arc<Around>, at: u64) -> u64 {
+        read_within(around, PACK, u64::MAX, at)
+    }
+
+    fn held(around: &Around) -> u64 {
+        around.state.lock().windows.iter().map(|window| window.held).sum()
+    }
+
+    #[test]
+    fn what_follows_is_fetched_once_in_growing_windows() {
+        let around = around(4 << 20);
+        let fetched: Vec<u64> =
+            (0..1024).map(|file| read(&around, 64 + file * FILE)).filter(|bytes| *bytes > 0).collect();
+        assert!(fetched.len() <= 24, "{fetched:?}");
+        assert!(*fetched.iter().max().unwrap() >= 4 << 20);
+        let total: u64 = fetched.iter().sum();
+        assert!(total <= (64 << 20) + (8 << 20), "little is fetched twice or for nothing: {total}");
+        assert!(held(&around) <= 10 << 20, "what was read is gone");
+    }
+
+    #[test]
+    fn one_file_is_fetched_alone() {
+        let around = around(4 << 20);
+        assert_eq!(read(&around, 0), FILE);
+        assert_eq!(read_of(&around, PackId(2), 0), FILE);
+    }
+
+    /// Reads packs of 16 MiB in which sixteen directories have a MiB each, a directory a reader; how many fetches and bytes.
+    fn sixteen_readers(around: &Arc<Around>, pace: impl Fn(u64, u64) -> u64) -> (usize, u64) {
+        let mut files: Vec<(u64, u64)> =
+            (0..16u64).flat_map(|reader| (0..64u64).map(move |file| (reader, file))).collect();
+        files.sort_by_key(|(reader, file)| pace(*reader, *file));
+        let fetched = files
+            .iter()
+            .map(|(reader, file)| read_of(around, PackId(file / 16), ((*reader * 16) + file % 16) * FILE));
+        let fetched: Vec<u64> = fetched.filter(|bytes| *bytes > 0).collect();
+        (fetched.len(), fetched.iter().sum())
+    }
+
+    #[test]
+    fn readers_side_by_side_fetch_each_byte_once() {
+        // In step; one behind the other; and each at a pace of its own.
+        let paces: [fn(u64, u64) -> u64; 3] =
+            [|_, file| file, |reader, file| file + reader, |reader, file| file * (32 + reader)];
+        for pace in paces {
+            let (fetches, bytes) = sixteen_readers(&around(4 << 20), pace);
+            assert!(fetches <= 64, "{fetches} fetches of 1,024");
+            assert!(bytes <= (64 << 20) * 21 / 20, "{bytes}");
         }
     }
 
     #[test]
-    fn what_lies_close_is_fetched_in_growing_windows() {
-        let around = Around::new(4 << 20, MEMORY);
-        let fetched: Vec<u64> =
-            (0..1024).map(|file| read(&around, 64 + file * FILE)).filter(|bytes| *bytes > 0).collect();
-        assert!(fetched.len() <= 24, "{fetched:?}");
-        assert_eq!(fetched.iter().max(), Some(&(4 << 20)));
-        let total: u64 = fetched.iter().sum();
-        assert!(total <= (64 << 20) + (8 << 20), "little is fetched twice or for nothing: {total}");
-    }
-
-    #[test]
-    fn readers_side_by_side_share_windows() {
-        let around = Around::new(4 << 20, MEMORY);
-        // Sixteen readers, each of every sixteenth file, who do not keep step.
-        let mut files: Vec<u64> = (0..1024).collect();
-        files.sort_by_key(|file| file / 16 + (file % 16) % 5);
-        let fetches = files.iter().filter(|file| read(&around, **file * FILE) > 0).count();
-        assert!(fetches <= 40, "{fetches}");
-    }
-
-    #[test]
-    fn readers_of_different_places_have_windows_of_their_own() {
-        let around = Around::new(1 << 20, MEMORY);
-        let places = (0..64).flat_map(|file| (0..4).map(move |place| (place << 24) + file * FILE));
-        let fetches = places.filter(|at| read(&around, *at) > 0).count();
-        assert!(fetches <= 4 * (3 + 8), "{fetches}");
+    fn what_was_read_can_be_read_again() {
+        let around = around(4 << 20);
+        for _ in 0..2 {
+            let fetches = (0..256).filter(|file| read(&around, file * FILE) > 0).count();
+            assert!(fetches <= 16, "{fetches}");
+        }
     }
 
     #[test]
     fn what_is_read_at_random_is_fetched_alone() {
-        let around = Around::new(4 << 20, MEMORY);
-        let files = 1 << 14;
-        let fetched: u64 = (0..2000u64).map(|step| read(&around, step * 7919 % files * FILE)).sum();
-        assert!(fetched <= 2000 * FILE * 5 / 4, "{fetched}");
-        assert_eq!(read(&Around::new(0, MEMORY), 0), FILE);
+        let around = around(4 << 20);
+        let fetched: u64 = (0..4000u64)
+            .map(|step| step * 7919 % (64 * 256))
+            .map(|file| read_of(&around, PackId(file / 256), file % 256 * FILE))
+            .sum();
+        assert!(fetched <= 4000 * FILE * 21 / 20, "{fetched}");
+        let off = Around::new(0, PACK_BYTES);
+        assert!((0..9).all(|file| read(&off, file * FILE) == FILE));
+    }
+
+    #[test]
+    fn windows_that_nobody_reads_become_small_and_then_rare() {
+        let around = around(4 << 20);
+        assert!((0..512).map(|file| read(&around, file * FILE)).any(|bytes| bytes >= 4 << 20));
+        // Two files here and there.
+        let places = (1..2000u64).flat_map(|place| [place * 7919, place * 7919 + 1]);
+        let fetched: Vec<u64> =
+            places.map(|file| read_of(&around, PackId(2 + file / 256 % 512), file % 256 * FILE)).collect();
+        let late = &fetched[2000..];
+        assert!(late.iter().sum::<u64>() <= late.len() as u64 * (FIRST_BYTES + FILE), "{:?}", &late[..64]);
     }
 
     #[test]
     fn a_window_is_waited_for_unless_it_never_comes() {
-        let around = Around::new(1 << 20, MEMORY);
+        let around = around(1 << 20);
         let claim = |at: u64| {
-            (0..3).find_map(|step| around.extend(PACK, &(at + step..at + step + 1))).expect("a window")
+            (0..3)
+                .find_map(|step| around.extend(PACK, &(at + step..at + step + 1), MEMORY))
+                .expect("a window")
         };
         let first = claim(0);
+        let start = first.range.start;
         let mut waiting = Box::pin(around.get(PACK, 10..20));
         assert!((&mut waiting).now_or_never().is_none());
-        first.fill(Bytes::from(vec![7; 15]));
-        assert_eq!(around.get(PACK, 4..9).now_or_never().unwrap().0.unwrap(), [7; 5].as_slice());
-        assert_eq!(waiting.now_or_never().unwrap().0, None, "the pack ends before");
+        first.fill(&Bytes::from(vec![7; 15]));
+        assert_eq!(get(&around, PACK, 4..9).unwrap(), [7; 5].as_slice());
+        assert_eq!(waiting.now_or_never().unwrap(), None, "the pack ends at {}", start + 15);
         let second = claim(100 << 20);
         let mut waiting = Box::pin(around.get(PACK, (100 << 20) + 10..(100 << 20) + 20));
         assert!((&mut waiting).now_or_never().is_none());
         drop(second);
-        assert_eq!(waiting.now_or_never().unwrap().0, None);
-        assert_eq!(get(&around, 200 << 20), None);
-        assert_eq!(
-            around.extend(PACK, &((100 << 20) + 10..(100 << 20) + 20)).map(|claim| claim.range.end),
-            Some(101 << 20)
-        );
+        assert_eq!(waiting.now_or_never().unwrap(), None);
+        assert!(around.extend(PACK, &((100 << 20) + 10..(100 << 20) + 20), MEMORY).is_some());
     }
 
     #[test]
     fn windows_take_a_bounded_amount_of_memory() {
-        let around = Around::new(4 << 20, MEMORY);
+        let around = around(4 << 20);
         for place in 0..64u64 {
             for file in 0..32 {
-                read(&around, (place << 28) + file * FILE);
-                let bytes: u64 = around.state.lock().windows.iter().map(Window::len).sum();
-                assert!(bytes <= MEMORY, "{bytes}");
+                read_of(&around, PackId(place), file * 2 * FILE);
+                assert!(held(&around) <= MEMORY, "{}", held(&around));
             }
         }
+        assert!(held(&around) > 4 << 20);
+        around.shrink(4 << 20);
+        assert!(held(&around) <= 4 << 20);
+        // What is on the way is neither dropped nor exceeded.
+        let claims: Vec<Claim> = (0..64u64)
+            .flat_map(|place| [0, 1, 2].map(|file| (PackId(100 + place), file * FILE)))
+            .filter_map(|(pack, at)| around.extend(pack, &(at..at + FILE), 4 << 20))
+            .collect();
+        assert!(!claims.is_empty() && held(&around) <= 4 << 20);
     }
 }

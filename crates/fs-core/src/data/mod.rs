@@ -100,9 +100,10 @@ pub struct DataOptions {
     pub fetch_bytes_max: u32,
     /// Bytes that all GETs in flight bring together; more wait.
     pub fetch_memory_bytes: u64,
-    /// How much a GET brings at most, in bytes, of a pack whose small files are read one after another; 0 turns it off.
+    /// How much a GET brings, in bytes, of a pack whose small files are read one after another (half as much again where
+    /// little else would be left to fetch); 0 turns it off.
     pub fetch_around_bytes: u32,
-    /// Limit of what such GETs brought, in bytes, several times the above.
+    /// Limit of what such GETs brought and nobody read, in bytes; and what is not fetched ahead below is theirs too.
     pub around_memory_bytes: u64,
     /// Limit of plain blocks that were fetched ahead of readers, in bytes; 0 turns that off.
     pub readahead_memory_bytes: u64,
@@ -130,7 +131,7 @@ impl DataOptions {
             fetch_gap_bytes: 64 << 10,
             fetch_bytes_max: 4 << 20,
             fetch_memory_bytes: 64 << 20,
-            fetch_around_bytes: 4 << 20,
+            fetch_around_bytes: 8 << 20,
             around_memory_bytes: 32 << 20,
             readahead_memory_bytes: 32 << 20,
         }

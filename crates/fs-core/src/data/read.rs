@@ -78,7 +78,7 @@ pub(super) struct Reader {
     ahead: Arc<Ahead>,
     pub(super) disk: Option<Arc<DiskCache>>,
     flights: Flights,
-    around: Around,
+    around: Arc<Around>,
     fetch_memory: Arc<Budget>,
     /// GETs that may be in flight.
     requests: Semaphore,
@@ -115,7 +115,7 @@ impl Reader {
             disk: disk.map(Arc::new),
             ahead: Arc::new(Ahead::new(options.readahead_memory_bytes)),
             flights: Flights::default(),
-            around: Around::new(options.fetch_around_bytes, options.around_memory_bytes),
+            around: Around::new(options.fetch_around_bytes, options.pack_bytes),
             fetch_memory: Budget::new(options.fetch_memory_bytes),
             requests: Semaphore::new(options.fetches_max.max(1)),
             prefetches: AtomicUsize::new(0),
@@ -183,6 +183,7 @@ impl Reader {
         let missing: Vec<Wanted> = missing.into_values().collect();
         let bytes = missing.iter().map(|wanted| u64::from(wanted.plain_len)).sum();
         let Some(room) = self.ahead.claim(bytes).map(Arc::new) else { return false };
+        self.around.shrink(self.around_bytes_max());
         for part in missing.chunks(PREFETCH_BLOCKS) {
             let Some(turn) = self.prefetch_turn() else { return false };
             let (part, room) = (part.to_vec(), Arc::clone(&room));
@@ -401,20 +402,26 @@ impl Reader {
         missing
     }
 
-    /// Adds what came, or is coming, with a neighbour; returns what does not.
+    /// Adds what came, or is coming, with neighbours; returns what does not.
     async fn ask_around(
         self: &Arc<Reader>,
         group: Vec<Wanted>,
         hint: ReadHint,
         fetched: &mut HashMap<u32, Result<Bytes, Failure>>,
     ) -> Vec<Wanted> {
+        if let Some((first, last)) = group.first().zip(group.last())
+            && hint == ReadHint::Normal
+            && group.iter().all(|wanted| wanted.small)
+        {
+            let range = first.stored().start..last.stored().end;
+            if let Some(window) = self.around.extend(first.key.0, &range, self.around_bytes_max()) {
+                self.fetch_window(first.key.0, window);
+            }
+        }
         let mut missing = Vec::new();
         let mut for_disk = Vec::new();
         for wanted in group {
-            let (stored, next) = self.around.get(wanted.key.0, wanted.stored()).await;
-            if let Some(next) = next {
-                self.fetch_window(wanted.key.0, next);
-            }
+            let stored = self.around.get(wanted.key.0, wanted.stored()).await;
             let plain = stored.as_ref().map(|stored| block::decode(stored, &wanted.block, wanted.plain_len));
             if let (Some(stored), Some(Ok(plain))) = (stored, plain) {
                 fetched.insert(wanted.key.1, Ok(self.keep(&wanted, plain, hint)));
@@ -427,19 +434,24 @@ impl Reader {
         missing
     }
 
-    /// Begins to fetch a window that will probably be wanted.
-    fn fetch_window(self: &Arc<Reader>, pack: PackId, claim: Claim) {
-        let Some(turn) = self.prefetch_turn() else { return };
+    /// What windows may hold: what large files do not need now is theirs.
+    fn around_bytes_max(&self) -> u64 {
+        let spare = self.options.readahead_memory_bytes.saturating_sub(self.ahead.bytes_in_use());
+        self.options.around_memory_bytes + spare
+    }
+
+    /// Begins to fetch a window.
+    fn fetch_window(self: &Arc<Reader>, pack: PackId, window: Claim) {
+        let reader = Arc::clone(self);
         self.tasks.spawn(async move {
-            let reader = &turn.0;
             let failed = || reader.counters.add(|counters| &counters.fetch_failures, 1);
             let _permit = reader.requests.acquire().await;
             reader.counters.add(|counters| &counters.fetches, 1);
-            let range = claim.range.clone();
+            let range = window.range.clone();
             match reader.objects.get(pack, range.start..range.start + 1, range.end, failed).await {
                 Ok(body) => {
                     reader.counters.add(|counters| &counters.fetched_bytes, body.len() as u64);
-                    claim.fill(body);
+                    window.fill(&body);
                 }
                 // Who needs the bytes fetches them, and tells.
                 Err(failure) => tracing::debug!(text = failure.text, "window"),
@@ -460,14 +472,10 @@ impl Reader {
     /// happened on the way.
     async fn fetch_store(&self, group: Vec<Wanted>, hint: ReadHint) -> HashMap<u32, Result<Bytes, Failure>> {
         let mut fetched = HashMap::with_capacity(group.len());
-        let small = hint == ReadHint::Normal && group.iter().all(|wanted| wanted.small);
-        let around = group.first().zip(group.last()).filter(|_| small).and_then(|(first, last)| {
-            self.around.extend(first.key.0, &(first.stored().start..last.stored().end))
-        });
-        let damaged = self.fetch_once(&group, hint, around, &mut fetched).await;
+        let damaged = self.fetch_once(&group, hint, &mut fetched).await;
         if !damaged.is_empty() {
             tracing::warn!(pack = %damaged[0].key.0, blocks = damaged.len(), "damaged blocks are fetched again");
-            self.fetch_once(&damaged, hint, None, &mut fetched).await;
+            self.fetch_once(&damaged, hint, &mut fetched).await;
         }
         fetched
     }
@@ -477,19 +485,16 @@ impl Reader {
         &self,
         group: &[Wanted],
         hint: ReadHint,
-        around: Option<Claim>,
         fetched: &mut HashMap<u32, Result<Bytes, Failure>>,
     ) -> Vec<Wanted> {
         let (Some(first), Some(last)) = (group.first(), group.last()) else { return Vec::new() };
         let pack = first.key.0;
         let blocks = first.stored().start..last.stored().end;
-        let window = around.as_ref().map_or(blocks.clone(), |claim| claim.range.clone());
-        let needed = window.start..blocks.end;
         let failed = || self.counters.add(|counters| &counters.fetch_failures, 1);
         let body = {
             let _permit = self.requests.acquire().await;
             self.counters.add(|counters| &counters.fetches, 1);
-            self.objects.get(pack, needed, window.end, failed).await
+            self.objects.get(pack, blocks.clone(), blocks.end, failed).await
         };
         let body = match body {
             Ok(body) => body,
@@ -499,14 +504,11 @@ impl Reader {
             }
         };
         self.counters.add(|counters| &counters.fetched_bytes, body.len() as u64);
-        if let Some(claim) = around {
-            claim.fill(body.clone());
-        }
         let mut damaged = Vec::new();
         let mut for_disk = Vec::new();
         let mut since_yield = 0;
         for wanted in group {
-            let stored = body.slice(within(&wanted.stored(), window.start));
+            let stored = body.slice(within(&wanted.stored(), blocks.start));
             let block = match block::decode(&stored, &wanted.block, wanted.plain_len) {
                 Ok(plain) => {
                     for_disk.push((wanted.key, stored));

@@ -33,6 +33,7 @@ use tracing::{Span, debug, debug_span, warn};
 use crate::bridge::Bridge;
 use crate::buffers::Buffers;
 use crate::convert;
+use crate::given::{Created, Entry, Given, OpenDirectory, OpenFile};
 #[cfg(target_os = "linux")]
 use crate::killed;
 use crate::mount::Sharing;
@@ -136,11 +137,11 @@ impl Adapter {
         &self,
         span: Span,
         reply: ReplyEntry,
-        work: impl Future<Output = Result<Attr>> + Send + 'static,
+        work: impl Future<Output = Result<Entry>> + Send + 'static,
     ) {
         let ttl = self.ttl;
         self.bridge.answer(span, work, move |result| match result {
-            Ok(attr) => reply.entry(&ttl, &convert::file_attr(&attr), generation(&attr)),
+            Ok(Entry { attr, .. }) => reply.entry(&ttl, &convert::file_attr(&attr), generation(&attr)),
             Err(e) => reply.error(e),
         });
     }
@@ -193,21 +194,28 @@ impl Adapter {
         let ttl = self.ttl;
         // The work fills the reply; whoever answers takes it out. If the answer goes out before the work is done, the
         // work finds it gone.
-        let slot = Arc::new(Mutex::new(Some(reply)));
+        let slot = Arc::new(Mutex::new(Some(Filled { reply, looked_up: Vec::new() })));
         let filled = Arc::clone(&slot);
+        let owner = self.vfs();
         let args = ReaddirArgs { fh: Fh(fh.0), cookie, mode: R::MODE, entries_max: R::ENTRIES_MAX };
         let work = async move {
             let mut sink = |entry: &DirEntry<'_>| {
-                let taken = filled.lock().as_mut().is_some_and(|reply| reply.take(entry, ttl));
+                let taken = filled.lock().as_mut().is_some_and(|filled| filled.take(entry, ttl));
                 if taken { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
             };
             vfs.readdir(args, &mut sink).await
         };
         self.bridge.answer(span, work, move |result| {
-            let Some(reply) = slot.lock().take() else { return };
+            let Some(Filled { reply, looked_up }) = slot.lock().take() else { return };
             match result {
                 Ok(()) => reply.send(),
-                Err(e) => reply.fail(e),
+                Err(e) => {
+                    reply.fail(e);
+                    // Each was counted when it was taken.
+                    for ino in looked_up {
+                        owner.forget(ino, 1);
+                    }
+                }
             }
         });
     }
@@ -251,6 +259,38 @@ struct Names {
 impl Names {
     async fn changed(&self, directory: Ino) -> Result<()> {
         if self.sync { self.vfs.fsyncdir(directory).await } else { Ok(()) }
+    }
+
+    /// The same for what gave the kernel something.
+    async fn gave<T: Given>(&self, directory: Ino, given: T) -> Result<T> {
+        match self.changed(directory).await {
+            Ok(()) => Ok(given),
+            Err(error) => {
+                given.take_back().await;
+                Err(error)
+            }
+        }
+    }
+
+    fn entry(&self, attr: Attr) -> Entry {
+        Entry { vfs: Arc::clone(&self.vfs), attr }
+    }
+}
+
+/// A listing on its way out.
+struct Filled<R> {
+    reply: R,
+    looked_up: Vec<Ino>,
+}
+
+impl<R: Listing> Filled<R> {
+    /// Takes an entry; false if it does not fit.
+    fn take(&mut self, entry: &DirEntry<'_>, ttl: Duration) -> bool {
+        let taken = self.reply.take(entry, ttl);
+        if taken && entry.attr.is_some() {
+            self.looked_up.push(entry.ino);
+        }
+        taken
     }
 }
 
@@ -377,9 +417,12 @@ impl Filesystem for Adapter {
         let name = convert::name(name);
         let parent_ino = convert::ino(parent);
         let ttl = self.ttl;
-        let work = async move { vfs.lookup(parent_ino, &name?).await };
+        let work = async move {
+            let attr = vfs.lookup(parent_ino, &name?).await?;
+            Ok(Entry { vfs, attr })
+        };
         self.bridge.answer(span("lookup", request, parent), work, move |result| match result {
-            Ok(attr) => reply.entry(&ttl, &convert::file_attr(&attr), generation(&attr)),
+            Ok(Entry { attr, .. }) => reply.entry(&ttl, &convert::file_attr(&attr), generation(&attr)),
             Err(Errno::ENOENT) => reply.entry(&ttl, &convert::no_attr(), Generation(0)),
             Err(e) => reply.error(e),
         });
@@ -468,8 +511,7 @@ impl Filesystem for Adapter {
                 mode: convert::permissions(mode),
             };
             let attr = names.vfs.mknod(node, NodeKind { kind, rdev }).await?;
-            names.changed(parent_ino).await?;
-            Ok(attr)
+            names.gave(parent_ino, names.entry(attr)).await
         };
         self.answer_entry(span("mknod", request, parent), reply, work);
     }
@@ -491,8 +533,7 @@ impl Filesystem for Adapter {
             let mode = convert::permissions(mode);
             let node = NewNode { caller: &caller, parent: parent_ino, name: &name?, mode };
             let attr = names.vfs.mkdir(node).await?;
-            names.changed(parent_ino).await?;
-            Ok(attr)
+            names.gave(parent_ino, names.entry(attr)).await
         };
         self.answer_entry(span("mkdir", request, parent), reply, work);
     }
@@ -530,8 +571,7 @@ impl Filesystem for Adapter {
         let work = async move {
             let node = NewNode { caller: &caller, parent: parent_ino, name: &name?, mode: 0o777 };
             let attr = names.vfs.symlink(node, &target).await?;
-            names.changed(parent_ino).await?;
-            Ok(attr)
+            names.gave(parent_ino, names.entry(attr)).await
         };
         self.answer_entry(span("symlink", request, parent), reply, work);
     }
@@ -593,8 +633,7 @@ impl Filesystem for Adapter {
         let (number, parent) = (convert::ino(ino), convert::ino(new_parent));
         let work = async move {
             let attr = names.vfs.link(&caller, number, parent, &name?).await?;
-            names.changed(parent).await?;
-            Ok(attr)
+            names.gave(parent, names.entry(attr)).await
         };
         self.answer_entry(span("link", request, ino), reply, work);
     }
@@ -614,11 +653,11 @@ impl Filesystem for Adapter {
             {
                 notices.send(Notice::Attributes(number)).await;
             }
-            Ok(opened)
+            Ok(OpenFile { vfs, opened })
         };
         let writers = self.writers_of(flags);
         self.bridge.answer(span("open", request, ino), work, move |result| match result {
-            Ok(opened) => {
+            Ok(OpenFile { opened, .. }) => {
                 if let Some(writers) = writers {
                     writers.opened(number);
                 }
@@ -650,14 +689,13 @@ impl Filesystem for Adapter {
                 name: &name?,
                 mode: convert::permissions(mode),
             };
-            let created = names.vfs.create(node, flags).await?;
-            names.changed(parent_ino).await?;
-            Ok(created)
+            let (attr, opened) = names.vfs.create(node, flags).await?;
+            names.gave(parent_ino, Created { entry: names.entry(attr), opened }).await
         };
         let ttl = self.ttl;
         let writers = self.writers_of(flags);
         self.bridge.answer(span("create", request, parent), work, move |result| match result {
-            Ok((attr, opened)) => {
+            Ok(Created { entry: Entry { attr, .. }, opened }) => {
                 if let Some(writers) = writers {
                     writers.opened(attr.ino);
                 }
@@ -783,11 +821,14 @@ impl Filesystem for Adapter {
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let vfs = self.vfs();
         let number = convert::ino(ino);
-        let work = async move { vfs.opendir(number).await };
+        let work = async move {
+            let fh = vfs.opendir(number).await?.fh;
+            Ok(OpenDirectory { vfs, fh })
+        };
         self.bridge.answer(span("opendir", request, ino), work, move |result| match result {
             // No FOPEN_CACHE_DIR: a cookie that the kernel remembers from one handle means nothing to another, and the
             // kernel goes on from it when a change of the directory drops its listing half way.
-            Ok(opened) => reply.opened(FileHandle(opened.fh.0), FopenFlags::empty()),
+            Ok(OpenDirectory { fh, .. }) => reply.opened(FileHandle(fh.0), FopenFlags::empty()),
             Err(e) => reply.error(e),
         });
     }

@@ -4,7 +4,8 @@
 //! thread switch. One that has to wait moves to the runtime, so that the thread can read the next request. Each request is
 //! answered exactly once; errors are turned into errnos and logged here and nowhere else; a panic is the answer EIO and
 //! nothing more. No answer takes longer than `answer_within`, because the kernel lets nobody interrupt a process that
-//! waits for one: past it the caller gets EIO while the work goes on (dropping it half-way could lose data).
+//! waits for one: past it the caller gets EIO while the work goes on (dropping it half-way could lose data), and what the
+//! work gives in the end is taken back.
 
 use std::any::Any;
 use std::future::Future;
@@ -21,6 +22,7 @@ use tokio::sync::watch;
 use tracing::{Instrument as _, Span, debug, error};
 
 use crate::errno::{errno, is_incident};
+use crate::given::Given;
 
 type Outcome<T> = std::result::Result<Result<T>, Box<dyn Any + Send>>;
 
@@ -57,7 +59,7 @@ impl Bridge {
     /// Runs `work` and passes its result to `reply`, on this thread if it is ready at once.
     pub(crate) fn answer<T, F, R>(&self, span: Span, work: F, reply: R)
     where
-        T: Send + 'static,
+        T: Given,
         F: Future<Output = Result<T>> + Send + 'static,
         R: FnOnce(std::result::Result<T, Errno>) + Send + 'static,
     {
@@ -100,6 +102,7 @@ async fn finish<T, R>(
     reply: R,
     span: Span,
 ) where
+    T: Given,
     R: FnOnce(std::result::Result<T, Errno>),
 {
     let in_time = match limit {
@@ -112,8 +115,11 @@ async fn finish<T, R>(
     span.in_scope(|| error!(?limit, "request takes too long, the caller is told of an I/O error"));
     reply(Err(Errno::EIO));
     let late = work.await;
-    if let Err(e) = span.in_scope(|| judge(late)) {
-        span.in_scope(|| error!(errno = e.code(), "a request that took too long failed in the end"));
+    match span.in_scope(|| judge(late)) {
+        Ok(given) => given.take_back().await,
+        Err(e) => {
+            span.in_scope(|| error!(errno = e.code(), "a request that took too long failed in the end"));
+        }
     }
 }
 

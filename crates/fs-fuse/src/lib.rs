@@ -14,6 +14,7 @@ mod convert;
 #[cfg(target_os = "linux")]
 mod device;
 mod errno;
+mod given;
 #[cfg(target_os = "linux")]
 mod killed;
 mod mount;

@@ -1,16 +1,20 @@
 //! Mounts for real, with everything in memory behind it. Says "skipped" where this machine or user cannot mount.
 
+mod gate;
 #[expect(clippy::unwrap_used, reason = "what fails to mount fails its test")]
 mod mounted;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use rfs_fuse::{MountError, MountOptions, State, Stopped, UnmountError, UnmountMode};
 use rustix::fs::{AtFlags, SeekFrom, Timespec, Timestamps};
 
+use gate::Gate;
 use mounted::{Mounted, can_mount};
 
 #[test]
@@ -190,4 +194,92 @@ fn a_remount_makes_it_read_only_and_back() {
     assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
     rfs_fuse::remount(mounted.mountpoint(), &options("remount,rw")).unwrap();
     fs::write(mounted.path("file"), b"").unwrap();
+}
+
+/// Waits until the filesystem has so many files and directories open and knows so many inodes of the kernel's.
+fn settles(mounted: &Mounted, expected: (u64, u64, u64), what: &str) {
+    let mut looks = 0;
+    loop {
+        let stats = mounted.stats();
+        let now = (stats.files_open, stats.directories_open, stats.inodes_known);
+        if now == expected {
+            return;
+        }
+        looks += 1;
+        assert!(looks < 100_000, "{what}: {now:?} instead of {expected:?}");
+        std::thread::yield_now();
+    }
+}
+
+type Call = fn(PathBuf) -> std::io::Result<()>;
+
+#[test]
+fn what_came_too_late_is_taken_back() {
+    let Some(mounted) = Mounted::answering_within(Duration::from_millis(200), "") else { return };
+    fs::create_dir(mounted.path("dir")).unwrap();
+    fs::write(mounted.path("file"), b"1").unwrap();
+    mounted.make_behind_the_kernel("unseen", &[]);
+    for absent in ["made", "node", "copy"] {
+        // So that the kernel need not look when it is made.
+        assert_eq!(fs::metadata(mounted.path(absent)).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+    let calls: [(&str, Call); 6] = [
+        ("unseen", |path| fs::metadata(path).map(drop)),
+        ("made", |path| File::create_new(path).map(drop)),
+        ("node", |path| fs::create_dir(path)),
+        ("copy", |path| fs::hard_link(path.with_file_name("file"), path)),
+        ("file", |path| OpenOptions::new().append(true).open(path).map(drop)),
+        ("dir", |path| fs::read_dir(path).map(drop)),
+    ];
+    settles(&mounted, (0, 0, 2), "before");
+    mounted.gate().turn(Gate::Shut);
+    for (name, call) in calls {
+        let failed = call(mounted.path(name)).unwrap_err();
+        assert_eq!(failed.raw_os_error(), Some(libc::EIO), "{name}: {failed}");
+    }
+    mounted.gate().turn(Gate::Open);
+    settles(&mounted, (0, 0, 2), "after");
+    // What came too late has happened all the same.
+    assert!(fs::metadata(mounted.path("unseen")).unwrap().is_dir());
+}
+
+#[test]
+fn what_fails_half_way_is_taken_back() {
+    let Some(mounted) = Mounted::new("dirsync") else { return };
+    fs::write(mounted.path("file"), b"1").unwrap();
+    let names: Vec<String> = (0..200).map(|index| format!("f{index}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let calls: [(&str, Call); 6] = [
+        ("made", |path| File::create_new(path).map(drop)),
+        ("node", |path| fs::create_dir(path)),
+        ("symlink", |path| std::os::unix::fs::symlink("to", path)),
+        ("link", |path| fs::hard_link(path.with_file_name("file"), path)),
+        ("fifo", |path| {
+            let mode = rustix::fs::Mode::RUSR;
+            Ok(rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0)?)
+        }),
+        // One answer holds all, and what it holds is read in two pieces.
+        ("list", |path| fs::read_dir(path)?.next().map_or(Ok(()), |entry| entry.map(drop))),
+    ];
+    for (name, call) in calls {
+        let mut failures = 0;
+        for passes in 0.. {
+            let name = format!("{name}{passes}");
+            if name.starts_with("list") {
+                mounted.make_behind_the_kernel(&name, &names);
+                fs::metadata(mounted.path(&name)).unwrap();
+            }
+            let known = mounted.stats().inodes_known;
+            mounted.gate().turn(Gate::Passes(passes));
+            let done = call(mounted.path(&name));
+            mounted.gate().turn(Gate::Open);
+            match done {
+                Ok(()) => break,
+                Err(failed) => assert_eq!(failed.raw_os_error(), Some(libc::EIO), "{name}: {failed}"),
+            }
+            settles(&mounted, (0, 0, known), &name);
+            failures += 1;
+        }
+        assert!(failures > 1, "{name} failed only {failures} times");
+    }
 }

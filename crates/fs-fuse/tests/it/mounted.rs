@@ -7,12 +7,14 @@ use std::time::Duration;
 use object_store::memory::InMemory;
 use rfs_core::data::{Budget, Data, DataOptions};
 use rfs_core::meta::{FormatOptions, Meta, OpenOptions};
-use rfs_core::types::{Clock, Ino, SystemClock};
-use rfs_core::vfs::{Vfs, VfsOptions};
+use rfs_core::types::{Caller, Clock, Ino, Kind, Name, SystemClock};
+use rfs_core::vfs::{NewNode, NodeKind, Vfs, VfsOptions, VfsStats};
 use rfs_fuse::{MountError, MountHandle, MountOptions, MountSettings, Sharing, UnmountMode};
 use rfs_kv::{Kv, MemKv};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
+
+use crate::gate::{GatedKv, Gatekeeper};
 
 /// Whether this user may mount here; says so if not.
 pub(crate) fn can_mount() -> bool {
@@ -31,37 +33,48 @@ pub(crate) struct Mounted {
     handle: MountHandle,
     vfs: Arc<Vfs>,
     runtime: Runtime,
+    gate: Gatekeeper,
     directory: Option<TempDir>,
 }
 
 impl Mounted {
     /// Mounts in a new directory; `None` where that cannot be done.
     pub(crate) fn new(options: &str) -> Option<Mounted> {
+        Mounted::answering_within(Duration::from_mins(1), options)
+    }
+
+    /// The same, and no request takes longer than this.
+    pub(crate) fn answering_within(limit: Duration, options: &str) -> Option<Mounted> {
         if !can_mount() {
             return None;
         }
         let directory = tempfile::tempdir().unwrap();
-        let mut mounted = Mounted::at(directory.path(), options).unwrap();
+        let mut mounted = Mounted::mount(directory.path(), limit, options).unwrap();
         mounted.directory = Some(directory);
         Some(mounted)
     }
 
     /// Mounts at `mountpoint`.
     pub(crate) fn at(mountpoint: &Path, options: &str) -> Result<Mounted, MountError> {
+        Mounted::mount(mountpoint, Duration::from_mins(1), options)
+    }
+
+    fn mount(mountpoint: &Path, limit: Duration, options: &str) -> Result<Mounted, MountError> {
         let options = MountOptions::parse(options).unwrap();
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let vfs = runtime.block_on(open(options.writeback.unwrap_or(true)));
+        let gate = Gatekeeper::new();
+        let vfs = runtime.block_on(open(&gate, options.writeback.unwrap_or(true)));
         let settings = MountSettings {
             mountpoint: mountpoint.to_owned(),
             source: "memory".to_owned(),
             options,
             sharing: Sharing::Exclusive,
             threads: Some(2),
-            answer_within: Some(Duration::from_mins(1)),
+            answer_within: Some(limit),
             replace_dead: false,
         };
         let handle = rfs_fuse::mount(Arc::clone(&vfs), runtime.handle(), &settings)?;
-        Ok(Mounted { handle, vfs, runtime, directory: None })
+        Ok(Mounted { handle, vfs, runtime, gate, directory: None })
     }
 
     pub(crate) fn mountpoint(&self) -> &Path {
@@ -74,6 +87,34 @@ impl Mounted {
 
     pub(crate) fn handle(&self) -> &MountHandle {
         &self.handle
+    }
+
+    /// What the metadata store stands behind.
+    pub(crate) fn gate(&self) -> &Gatekeeper {
+        &self.gate
+    }
+
+    pub(crate) fn stats(&self) -> VfsStats {
+        self.vfs.stats()
+    }
+
+    /// Makes a directory with files in it, of which the kernel knows nothing.
+    pub(crate) fn make_behind_the_kernel(&self, name: &str, files: &[&str]) {
+        let caller = Caller { uid: 0, gid: 0, pid: 0 };
+        let name_of = |name: &str| Name::new(name.as_bytes().to_vec()).unwrap();
+        self.runtime.block_on(async {
+            let name = name_of(name);
+            let node = NewNode { caller: &caller, parent: Ino::ROOT, name: &name, mode: 0o755 };
+            let parent = self.vfs.mkdir(node).await.unwrap().ino;
+            for file in files {
+                let name = name_of(file);
+                let node = NewNode { caller: &caller, parent, name: &name, mode: 0o644 };
+                let kind = NodeKind { kind: Kind::File, rdev: 0 };
+                let made = self.vfs.mknod(node, kind).await.unwrap().ino;
+                self.vfs.forget(made, 1);
+            }
+            self.vfs.forget(parent, 1);
+        });
     }
 
     pub(crate) fn runtime(&self) -> &Runtime {
@@ -112,8 +153,8 @@ impl Drop for Mounted {
     }
 }
 
-async fn open(kernel_caches_writes: bool) -> Arc<Vfs> {
-    let kv: Arc<dyn Kv> = Arc::new(MemKv::new());
+async fn open(gate: &Gatekeeper, kernel_caches_writes: bool) -> Arc<Vfs> {
+    let kv: Arc<dyn Kv> = Arc::new(GatedKv { inner: MemKv::new(), keeper: gate.clone() });
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     Meta::format(&*kv, &FormatOptions::default(), clock.now()).await.unwrap();
     let meta = Arc::new(Meta::open(kv, clock, &OpenOptions::default()).await.unwrap());

@@ -23,7 +23,7 @@ use fuser::{
     ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use parking_lot::Mutex;
-use rfs_core::types::{Attr, ErrorKind, Ino, Result, SetAttr};
+use rfs_core::types::{Attr, ErrorKind, Ino, Name, Result, SetAttr};
 use rfs_core::vfs::{
     AccessMode, CopyArgs, DirEntry, Fh, FsyncMode, NewNode, NodeKind, OpenFlags as VfsOpenFlags, Opened,
     ReaddirArgs, ReaddirMode, RenameArgs, RenameMode, Statfs, Vfs, WriteArgs, WriteOrigin,
@@ -353,6 +353,16 @@ fn generation(attr: &Attr) -> Generation {
     Generation(u64::from(attr.generation))
 }
 
+/// The names whose files take the place of others.
+fn movers<'a>(args: &RenameArgs<'a>) -> Vec<(Ino, &'a Name)> {
+    let (from, to) = ((args.parent, args.name), (args.new_parent, args.new_name));
+    match args.mode {
+        RenameMode::NoReplace => vec![],
+        RenameMode::Replace => vec![from],
+        RenameMode::Exchange => vec![from, to],
+    }
+}
+
 /// What the kernel may do with an open file.
 fn fopen_flags(opened: &Opened) -> FopenFlags {
     let mut flags = FopenFlags::empty();
@@ -601,15 +611,15 @@ impl Filesystem for Adapter {
                 new_name: &new_name?,
                 mode: convert::rename_mode(flags).ok_or(ErrorKind::Invalid)?,
             };
-            // A file that replaces another takes its contents along, also those that the kernel has not sent: after a crash
-            // the name shows the old file or the new one, not an empty one.
-            if let Some((writers, notices)) = unsent
-                && args.mode == RenameMode::Replace
-                && let Ok(source) = names.vfs.lookup(args.parent, args.name).await
-            {
-                names.vfs.forget(source.ino, 1);
-                if writers.has(source.ino) {
-                    notices.write_back(source.ino).await;
+            // A file that takes another's place brings its contents along, also those that the kernel has not sent: after a
+            // crash the name shows the old file or the new one, not an empty one.
+            if let Some((writers, notices)) = unsent {
+                for (parent, name) in movers(&args) {
+                    let Ok(file) = names.vfs.lookup(parent, name).await else { continue };
+                    names.vfs.forget(file.ino, 1);
+                    if writers.has(file.ino) {
+                        notices.write_back(file.ino).await;
+                    }
                 }
             }
             names.vfs.rename(args).await?;

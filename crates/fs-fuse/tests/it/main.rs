@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rfs_fuse::{MountError, MountOptions, State, Stopped, UnmountError, UnmountMode};
-use rustix::fs::{AtFlags, SeekFrom, Timespec, Timestamps};
+use rustix::fs::{AtFlags, RenameFlags, SeekFrom, Timespec, Timestamps};
 
 use gate::Gate;
 use mounted::{Mounted, can_mount};
@@ -75,6 +75,23 @@ fn a_file_that_replaces_another_brings_what_the_kernel_has_not_sent() {
     assert_eq!(mounted.size_behind_the_kernel(file.metadata().unwrap().ino()), 12);
     drop(file);
     assert_eq!(fs::read(mounted.path("name")).unwrap(), b"new contents");
+}
+
+#[test]
+fn files_that_swap_names_bring_what_the_kernel_has_not_sent() {
+    let Some(mounted) = Mounted::new("writeback") else { return };
+    let files = ["one", "two"].map(|name| {
+        let mut file = File::create(mounted.path(name)).unwrap();
+        file.write_all(name.repeat(5).as_bytes()).unwrap();
+        file
+    });
+    let directory = File::open(mounted.mountpoint()).unwrap();
+    rustix::fs::renameat_with(&directory, "one", &directory, "two", RenameFlags::EXCHANGE).unwrap();
+    for file in &files {
+        assert_eq!(mounted.size_behind_the_kernel(file.metadata().unwrap().ino()), 15);
+    }
+    drop((files, directory));
+    assert_eq!(fs::read(mounted.path("one")).unwrap(), b"two".repeat(5));
 }
 
 #[test]

@@ -25,8 +25,8 @@ pub(crate) enum Missing {
 /// How to open a store.
 #[derive(Debug, Clone)]
 pub(crate) struct StoreSettings {
-    /// How long a request is tried; `None`: what the URL says, else 300 s; zero: for ever.
-    pub(crate) io_timeout: Option<Duration>,
+    /// How long a request is tried; zero: for ever.
+    pub(crate) io_timeout: Duration,
     /// What to do when a local directory is not there.
     pub(crate) missing: Missing,
     /// Where requests are counted.
@@ -58,7 +58,7 @@ pub(crate) async fn open_kv(url: &MetaUrl, missing: Missing) -> Result<Arc<dyn K
 /// Opens the object store; sends nothing yet.
 pub(crate) async fn open_store(url: &StoreUrl, settings: &StoreSettings) -> Result<Arc<dyn ObjectStore>> {
     let options = StoreOptions {
-        io_timeout: settings.io_timeout,
+        io_timeout: Some(settings.io_timeout),
         missing_directory: match settings.missing {
             Missing::Create => MissingDirectory::Create,
             Missing::Fail => MissingDirectory::Fail,

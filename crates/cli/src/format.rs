@@ -167,7 +167,7 @@ impl Plan {
     async fn format(self) -> Result<Formatted> {
         let held = self.look_at_metadata().await?;
         let settings = StoreSettings {
-            io_timeout: Some(self.io_timeout),
+            io_timeout: self.io_timeout,
             missing: Missing::Create,
             metrics: Arc::new(StoreMetrics::default()),
         };

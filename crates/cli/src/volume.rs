@@ -312,8 +312,7 @@ pub(crate) async fn open_store_of(
     let url: StoreUrl = record.store_url.parse().map_err(|e| {
         Failure::new(Exit::Error, format!("the volume names a store that this version cannot open: {e}"))
     })?;
-    let settings =
-        StoreSettings { io_timeout: Some(io_timeout), missing: Missing::Fail, metrics: Arc::clone(metrics) };
+    let settings = StoreSettings { io_timeout, missing: Missing::Fail, metrics: Arc::clone(metrics) };
     engine::open_store(&url, &settings).await
 }
 

@@ -10,9 +10,6 @@ use url::Url;
 
 use crate::StoreError;
 
-/// How long a request is repeated before its failure is told, unless configured (300 s).
-pub const DEFAULT_IO_TIMEOUT: Duration = Duration::from_mins(5);
-
 /// Where an S3 store is and how to talk to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct S3Config {
@@ -37,15 +34,13 @@ pub struct S3Config {
     pub read_timeout: Duration,
     /// How long one attempt may take however well it moves; zero: no limit (300 s).
     pub attempt_timeout: Duration,
-    /// How long a request is repeated in all before its failure is told; zero: for ever (300 s).
-    pub io_timeout: Duration,
     /// How many requests may be in flight at once; more wait (64).
     pub max_in_flight: usize,
 }
 
 /// The query parameters of an S3 URL, for the message about one that is unknown.
 const PARAMETERS: &str = "endpoint, region, path_style, ca_bundle, checksums, connect_timeout, read_timeout, \
-                          attempt_timeout, io_timeout, max_in_flight";
+                          attempt_timeout, max_in_flight";
 
 impl S3Config {
     /// The defaults, for `bucket` at AWS.
@@ -61,7 +56,6 @@ impl S3Config {
             connect_timeout: Duration::from_secs(5),
             read_timeout: Duration::from_secs(20),
             attempt_timeout: Duration::from_mins(5),
-            io_timeout: DEFAULT_IO_TIMEOUT,
             max_in_flight: 64,
         }
     }
@@ -123,7 +117,6 @@ impl S3Config {
                 "connect_timeout" => config.connect_timeout = duration()?,
                 "read_timeout" => config.read_timeout = duration()?,
                 "attempt_timeout" => config.attempt_timeout = duration()?,
-                "io_timeout" => config.io_timeout = duration()?,
                 "max_in_flight" => {
                     config.max_in_flight =
                         value.parse().ok().filter(|n| *n > 0).ok_or_else(|| wrong("a number above zero"))?;
@@ -192,7 +185,7 @@ mod tests {
     fn a_url_sets_everything() {
         let config = S3Config::from_url(
             "s3://bucket/some/prefix?endpoint=http://127.0.0.1:7070/&region=eu-west-1&path_style=false\
-             &ca_bundle=/etc/ca.pem&checksums=no&connect_timeout=2&read_timeout=1500ms&attempt_timeout=1m&io_timeout=0\
+             &ca_bundle=/etc/ca.pem&checksums=no&connect_timeout=2&read_timeout=1500ms&attempt_timeout=1m\
              &max_in_flight=7",
         )
         .unwrap();
@@ -207,7 +200,6 @@ mod tests {
             connect_timeout: Duration::from_secs(2),
             read_timeout: Duration::from_millis(1500),
             attempt_timeout: Duration::from_mins(1),
-            io_timeout: Duration::ZERO,
             max_in_flight: 7,
         };
         assert_eq!(config, expected);
@@ -225,7 +217,7 @@ mod tests {
         for (url, part) in [
             ("s3://bucket?colour=red", "unknown parameter colour; known are endpoint"),
             ("s3://bucket?region=", "expected a region"),
-            ("s3://bucket?io_timeout=soon", "io_timeout=soon: expected a duration"),
+            ("s3://bucket?read_timeout=soon", "read_timeout=soon: expected a duration"),
             ("s3://bucket?max_in_flight=0", "expected a number above zero"),
             ("s3://bucket?endpoint=localhost:80", "expected http://host:port"),
             ("s3://bucket?path_style=maybe", "expected true or false"),

@@ -27,7 +27,7 @@ mod retry;
 mod s3;
 
 pub use aws_credential_types::Credentials;
-pub use config::{DEFAULT_IO_TIMEOUT, S3Config};
+pub use config::S3Config;
 pub use durable_local::DurableLocal;
 pub use error::{Cause, RequestError, StoreError, StoreFailure, classify, is_transient};
 pub use fault::{FaultPlan, FaultStore, Outage};

@@ -26,7 +26,7 @@ pub enum MissingDirectory {
 /// How to open a store, besides its URL.
 #[derive(Debug, Clone, Default)]
 pub struct StoreOptions {
-    /// How long requests are repeated; `None`: what the URL says, else 300 s; zero: for ever.
+    /// How long requests to a server are repeated; `None`: 300 s; zero: for ever.
     pub io_timeout: Option<Duration>,
     /// What to do when a local directory is not there.
     pub missing_directory: MissingDirectory,
@@ -50,11 +50,9 @@ pub async fn open_store(url: &str, options: &StoreOptions) -> Result<Arc<dyn Obj
     match scheme {
         "s3" => {
             let config = S3Config::from_url(url)?;
-            let retry = RetryConfig {
-                io_timeout: options.io_timeout.unwrap_or(config.io_timeout),
-                seed: options.retry_seed,
-                ..RetryConfig::default()
-            };
+            let usual = RetryConfig { seed: options.retry_seed, ..RetryConfig::default() };
+            let io_timeout = options.io_timeout.unwrap_or(usual.io_timeout);
+            let retry = RetryConfig { io_timeout, ..usual };
             let in_flight = config.max_in_flight;
             let store =
                 Limited::new(S3Store::connect_as(config, options.credentials.clone()).await?, in_flight);

@@ -37,7 +37,6 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::config::DEFAULT_IO_TIMEOUT;
 use crate::error::cause;
 use crate::remote::{ListPage, Listing, PartsUpload, RemoteStore, list_all, list_one_level};
 use crate::s3::DELETE_BATCH_MAX;
@@ -61,7 +60,7 @@ pub struct RetryConfig {
 impl Default for RetryConfig {
     fn default() -> RetryConfig {
         RetryConfig {
-            io_timeout: DEFAULT_IO_TIMEOUT,
+            io_timeout: Duration::from_mins(5),
             attempt_timeout: Duration::ZERO,
             pause_first: Duration::from_millis(50),
             pause_max: Duration::from_secs(5),

@@ -16,6 +16,8 @@ use crate::url::MetaUrl;
 use crate::{format, output, volume};
 
 /// Delete a volume with everything in it
+///
+/// Refused while it is mounted, on this machine or another. (A read-only mount of another machine is not seen.)
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The volume
@@ -34,7 +36,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit> {
 
 async fn destroy(url: &MetaUrl, yes: bool) -> Result<()> {
     let kv = engine::open_kv(url, Missing::Fail).await?;
-    let emptied = empty(&*kv, url, yes).await;
+    let emptied = empty(&kv, url, yes).await;
     let closed = kv.close().await.exit(Exit::MetadataDown, "closing the metadata store");
     let deleted = emptied?;
     closed?;
@@ -44,8 +46,8 @@ async fn destroy(url: &MetaUrl, yes: bool) -> Result<()> {
 }
 
 /// Deletes the contents, and what a shared metadata store holds; returns the number of objects.
-async fn empty(kv: &dyn Kv, url: &MetaUrl, yes: bool) -> Result<u64> {
-    let record = volume::read_record(kv).await?.ok_or_else(|| volume::not_formatted(url))?;
+async fn empty(kv: &Arc<dyn Kv>, url: &MetaUrl, yes: bool) -> Result<u64> {
+    let record = volume::read_record(&**kv).await?.ok_or_else(|| volume::not_formatted(url))?;
     if !yes {
         confirm(url, &record.store_url)?;
     }
@@ -53,14 +55,12 @@ async fn empty(kv: &dyn Kv, url: &MetaUrl, yes: bool) -> Result<u64> {
     let store = volume::open_store_of(&record, Duration::from_mins(1), &metrics).await?;
     volume::check_marker(&store, &record).await?;
     let mut bar = Bar::new();
-    let deleted = volume::erase_store(&store, &mut |done| {
-        bar.show(&Progress { stage: "deleting contents".to_owned(), done, total: None });
-    })
-    .await?;
+    let mut show = |done| bar.show(&Progress { stage: "deleting contents".to_owned(), done, total: None });
+    let deleted = volume::alone(url, kv, volume::erase_store(&store, &mut show)).await?;
     remove_staged(url, &record)?;
     // The metadata last: it says where the contents are, so an interrupted command can be run again.
     if !url.is_exclusive() {
-        engine::wipe(kv).await?;
+        engine::wipe(&**kv).await?;
     }
     Ok(deleted)
 }

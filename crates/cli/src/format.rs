@@ -45,7 +45,7 @@ pub(crate) struct Args {
     /// How long to try to reach the store
     #[arg(long, value_name = "TIME", default_value = "30s")]
     io_timeout: Span,
-    /// Give up what META_URL and STORE_URL hold now
+    /// Give up what META_URL and STORE_URL hold now, unless the volume is mounted, on this machine or another
     #[arg(long)]
     force: bool,
     /// Print JSON
@@ -175,15 +175,9 @@ impl Plan {
         let probed = engine::probe(&store).await?;
         // Only now is anything given up: a mistake in the store's URL must not cost the old volume.
         if self.force {
-            volume::erase_store(&store, &mut |_| {}).await?;
+            self.clear(held, &store).await?;
         } else {
             volume::check_store_is_free(&store, &self.store).await?;
-        }
-        if let Held::GivenUp(record) = held {
-            self.clear_metadata().await?;
-            if let Some(record) = record {
-                destroy::remove_staged(&self.meta, &record)?;
-            }
         }
         let kv = engine::open_kv(&self.meta, Missing::Create).await?;
         let made = self.make(&*kv, &store).await;
@@ -242,14 +236,29 @@ impl Plan {
         }
     }
 
-    async fn clear_metadata(&self) -> Result<()> {
-        if !self.meta.is_exclusive() {
+    /// Clears away what STORE_URL and META_URL hold, unless somebody has it mounted.
+    async fn clear(&self, held: Held, store: &Arc<dyn ObjectStore>) -> Result<()> {
+        let mut silent = |_| {};
+        let erase = volume::erase_store(store, &mut silent);
+        let Held::GivenUp(record) = held else { return erase.await.map(drop) };
+        if self.meta.is_exclusive() {
+            erase.await?;
+        } else {
             let kv = engine::open_kv(&self.meta, Missing::Fail).await?;
-            let wiped = engine::wipe(&*kv).await;
+            let cleared = async {
+                match record {
+                    Some(_) => volume::alone(&self.meta, &kv, erase).await?,
+                    // What cannot be read as a volume says nothing of mounts either.
+                    None => erase.await?,
+                };
+                engine::wipe(&*kv).await
+            };
+            let cleared = cleared.await;
             kv.close().await.exit(Exit::MetadataDown, "closing the metadata store")?;
-            wiped?;
+            cleared?;
         }
-        remove_metadata(&self.meta)
+        remove_metadata(&self.meta)?;
+        record.map_or(Ok(()), |record| destroy::remove_staged(&self.meta, &record))
     }
 
     async fn make(&self, kv: &dyn Kv, store: &Arc<dyn ObjectStore>) -> Result<Uuid> {

@@ -142,21 +142,7 @@ impl Volume {
         let store = open_store_of(&record, settings.io_timeout, &metrics).await?;
         let store = checked_store(url, kv, store, &record).await?;
 
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let options = OpenOptions {
-            hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            pid: std::process::id(),
-            mountpoint: settings.mountpoint.display().to_string(),
-            read_only: settings.read_only,
-            sharing: if url.is_exclusive() { Sharing::Exclusive } else { Sharing::Leased },
-        };
-        let opened = Meta::open(Arc::clone(kv), clock, &options).await;
-        let meta = Arc::new(opened.map_err(|error| match error.kind {
-            ErrorKind::Busy => Failure::new(Exit::MountedElsewhere, format!("{url} is {error}")).hint(
-                "one client at a time may have it; one that is gone is given up a few seconds after its end",
-            ),
-            _ => meta_failure(error, "opening the volume"),
-        })?);
+        let meta = Arc::new(open_meta(url, kv, settings).await?);
 
         // Half for what is on its way to the store, the rest for what was read, is being read, and is going to be.
         let part = settings.memory.0 / 12;
@@ -209,6 +195,58 @@ impl Volume {
             _ => None,
         }
     }
+}
+
+/// Opens the metadata, with a session unless it is to be read only.
+async fn open_meta(url: &MetaUrl, kv: &Arc<dyn Kv>, settings: &OpenSettings) -> Result<Meta> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let options = OpenOptions {
+        hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        pid: std::process::id(),
+        mountpoint: settings.mountpoint.display().to_string(),
+        read_only: settings.read_only,
+        sharing: if url.is_exclusive() { Sharing::Exclusive } else { Sharing::Leased },
+    };
+    Meta::open(Arc::clone(kv), clock, &options).await.map_err(|error| match error.kind {
+        ErrorKind::Busy => Failure::new(Exit::MountedElsewhere, format!("{url} is {error}"))
+            .hint("unmount it there first; a machine that is gone is given up a few seconds after its end"),
+        _ => meta_failure(error, "opening the volume"),
+    })
+}
+
+/// Does `work`, which deletes the volume's contents, while no machine has it mounted. The session that keeps others out is
+/// left behind after success, to be deleted with the rest of the metadata.
+///
+/// # Errors
+/// `MountedElsewhere` while a mount gives signs of life; those of `work`.
+pub(crate) async fn alone<T>(
+    url: &MetaUrl,
+    kv: &Arc<dyn Kv>,
+    work: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    if url.is_exclusive() {
+        // The engine has let nobody else in since it was opened.
+        return work.await;
+    }
+    let meta = open_meta(url, kv, &OpenSettings::default()).await?;
+    let lost = async {
+        loop {
+            tokio::time::sleep(meta::HEARTBEAT).await;
+            if let Err(error) = meta.heartbeat().await {
+                return meta_failure(error, "keeping others out of the volume");
+            }
+        }
+    };
+    let done = tokio::select! {
+        done = work => done,
+        failure = lost => Err(failure),
+    };
+    if done.is_err()
+        && let Err(error) = meta.close().await
+    {
+        tracing::warn!(%error, "ending the session");
+    }
+    done
 }
 
 /// The disk that a directory is on.

@@ -167,6 +167,27 @@ fn a_second_mount_on_foundationdb_is_refused_while_the_first_one_lives() {
 }
 
 #[test]
+fn a_volume_that_another_machine_has_mounted_is_not_deleted() {
+    let Some(volume) = Volume::format(Backend::FoundationDb) else { return };
+    let mount = volume.mount();
+    fs::write(mount.path().join("f"), "kept").unwrap();
+    let destroy = ["destroy", "--yes", &volume.meta_url];
+    for args in [&destroy[..], &["format", "--force", &volume.meta_url, &volume.store_url]] {
+        let mut command = volume.rfs(args);
+        // Another machine has no socket to ask the mount over.
+        command.env("RFS_RUNTIME_DIR", volume.dir.path().join("elsewhere"));
+        let place = mount.path().to_str().expect("a temporary path is UTF-8");
+        assert_refused(&run(&mut command, LIMIT), 31, &[place, "unmount it there"]);
+    }
+    assert_eq!(fs::read(mount.path().join("f")).unwrap(), b"kept");
+    // One that is gone keeps nobody out for long.
+    mount.kill();
+    let destroyed = volume.run(&destroy);
+    assert!(destroyed.success(), "{destroyed:?}");
+    assert_refused(&volume.run(&["status", &volume.meta_url]), 12, &["holds no volume"]);
+}
+
+#[test]
 fn a_mount_point_that_cannot_serve_is_told() {
     on_each_store(|volume| {
         let target = volume.dir.path().join("missing");

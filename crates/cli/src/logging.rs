@@ -1,12 +1,13 @@
 //! Where log lines go, and in which form.
 
-use std::fs::OpenOptions;
-use std::io::IsTerminal;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IsTerminal};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use clap::{Args, ValueEnum};
+use rustix::fs::{FlockOperation, flock};
 use tracing_subscriber::EnvFilter;
 
 use crate::exit::{Result, ResultExt};
@@ -19,6 +20,9 @@ pub(crate) enum Format {
     /// One JSON object a line.
     Json,
 }
+
+/// Bytes of a log file, and of the one before it.
+const LOG_BYTES_MAX: u64 = 16 << 20;
 
 /// Where these options stand in the help: every command has them.
 const HEADING: &str = "Logging";
@@ -33,7 +37,7 @@ pub(crate) struct LogArgs {
     /// Form of log lines
     #[arg(long, value_enum, default_value = "text", value_name = "FORMAT", global = true, help_heading = HEADING)]
     pub(crate) log_format: Format,
-    /// Append log lines to this file instead of standard error
+    /// Append log lines to this file instead of standard error; at 16MiB it is renamed to FILE.old, and a new one begun
     #[arg(long, value_name = "FILE", global = true, help_heading = HEADING)]
     pub(crate) log_file: Option<PathBuf>,
 }
@@ -51,10 +55,9 @@ pub(crate) fn start(args: &LogArgs) -> Result<()> {
     let builder = tracing_subscriber::fmt().with_env_filter(filter);
     match &args.log_file {
         Some(path) => {
-            // It names files, which permission bits may protect inside the volume.
-            let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
-            let file = Arc::new(file.doing(format!("opening the log file {}", path.display()))?);
-            finish(builder.with_ansi(false).with_writer(file), args.log_format);
+            let file = LogFile::open(path.clone(), LOG_BYTES_MAX);
+            let file = file.doing(format!("opening the log file {}", path.display()))?;
+            finish(builder.with_ansi(false).with_writer(Mutex::new(file)), args.log_format);
         }
         None => finish(
             builder.with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr),
@@ -63,6 +66,63 @@ pub(crate) fn start(args: &LogArgs) -> Result<()> {
     }
     log_panics();
     Ok(())
+}
+
+/// A file that log lines are appended to. One that is full is renamed, in place of the one that was renamed before.
+struct LogFile {
+    path: PathBuf,
+    file: File,
+    bytes_max: u64,
+}
+
+impl LogFile {
+    fn open(path: PathBuf, bytes_max: u64) -> io::Result<LogFile> {
+        let file = LogFile::append(&path)?;
+        Ok(LogFile { path, file, bytes_max })
+    }
+
+    fn append(path: &Path) -> io::Result<File> {
+        // It names files, which permission bits may protect inside the volume.
+        OpenOptions::new().create(true).append(true).mode(0o600).open(path)
+    }
+
+    /// Makes room for a line. Several mounts may log to one file: one of them renames it, the others follow.
+    fn turn(&mut self) -> io::Result<()> {
+        flock(&self.file, FlockOperation::LockExclusive)?;
+        let begun = self.begin_anew();
+        // The old file stays open if there is no new one.
+        flock(&self.file, FlockOperation::Unlock)?;
+        self.file = begun?;
+        Ok(())
+    }
+
+    fn begin_anew(&self) -> io::Result<File> {
+        let ours = self.file.metadata()?;
+        let is_ours = |named: &fs::Metadata| (named.dev(), named.ino()) == (ours.dev(), ours.ino());
+        // What a link leads to has another name, which is not for us to change.
+        if fs::symlink_metadata(&self.path).is_ok_and(|named| is_ours(&named)) {
+            let mut old = self.path.clone().into_os_string();
+            old.push(".old");
+            fs::rename(&self.path, old)?;
+        }
+        LogFile::append(&self.path)
+    }
+}
+
+impl io::Write for LogFile {
+    /// Writes one line.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let now = self.file.metadata()?;
+        if now.is_file() && now.len() > 0 && now.len() + line.len() as u64 > self.bytes_max {
+            // A file that is too long is better than a line that is lost.
+            let _ = self.turn();
+        }
+        self.file.write(line)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
 }
 
 /// The filter for a level. The S3 SDK warns at length of every place where it looks for credentials in vain, and what it
@@ -102,12 +162,13 @@ where
 
 #[cfg(test)]
 mod tests {
-    use parking_lot::Mutex;
+    use std::io::Write as _;
+    use std::sync::Arc;
 
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
+    struct Lines(Arc<parking_lot::Mutex<Vec<u8>>>);
 
     impl std::io::Write for Lines {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -149,5 +210,35 @@ mod tests {
         });
         let text = String::from_utf8(lines.0.lock().clone()).expect("log lines are text");
         assert!(text.contains("ERROR") && text.contains("the sky falls"), "{text}");
+    }
+
+    fn write_line(log: &mut LogFile, number: u32) {
+        log.write_all(format!("line {number}\n").as_bytes()).expect("there is room");
+    }
+
+    #[test]
+    fn a_full_log_makes_place_for_a_new_one() {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let path = dir.path().join("mount.log");
+        let text_of = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap_or_default();
+        let open = || LogFile::open(path.clone(), 20).expect("the directory is there");
+        // Two mounts log to it.
+        let mut logs = [open(), open()];
+        for number in 0..5 {
+            for log in &mut logs {
+                write_line(log, number);
+            }
+        }
+        assert_eq!(text_of("mount.log"), "line 4\nline 4\n");
+        assert_eq!(text_of("mount.log.old"), "line 3\nline 3\n");
+        // Where the log is a link, what it leads to is left alone.
+        fs::remove_file(&path).expect("it is there");
+        std::os::unix::fs::symlink("elsewhere", &path).expect("the name is free");
+        let mut log = open();
+        for number in 5..9 {
+            write_line(&mut log, number);
+        }
+        assert_eq!(text_of("elsewhere").lines().count(), 4);
+        assert_eq!(text_of("mount.log.old"), "line 3\nline 3\n");
     }
 }

@@ -154,8 +154,24 @@ async fn accept(listener: UnixListener, mounted: Arc<Mounted>, ended: watch::Rec
             _ = async { end.wait_for(Option::is_some).await.is_ok() } => break,
         }
     }
-    // Only commands that asked for the end are worth waiting for, and they know by now; the others answer or are cut.
+    // The name is gone; who connected before is still to be answered.
+    for stream in waiting(listener) {
+        connections.spawn(converse(stream, Arc::clone(&mounted), ended.clone()));
+    }
     while connections.join_next().await.is_some() {}
+}
+
+/// The connections that nobody has accepted yet.
+fn waiting(listener: UnixListener) -> Vec<UnixStream> {
+    let accepted = listener.into_std().map(|listener| {
+        std::iter::from_fn(|| listener.accept().ok())
+            .filter_map(|(stream, _)| {
+                stream.set_nonblocking(true).ok()?;
+                UnixStream::from_std(stream).ok()
+            })
+            .collect()
+    });
+    accepted.unwrap_or_default()
 }
 
 /// One connection: one request, its answer.
@@ -217,9 +233,36 @@ async fn send(write: &mut OwnedWriteHalf, event: &Event) {
 async fn answer(
     mounted: &Mounted,
     request: Request,
-    ended: watch::Receiver<Option<End>>,
+    mut ended: watch::Receiver<Option<End>>,
     tell: mpsc::Sender<Progress>,
 ) -> Result<Value> {
+    let unmounts = matches!(request, Request::Shutdown { .. });
+    match unless_ended(&mut ended, perform(mounted, request, &tell)).await {
+        Some(done) if !unmounts => done,
+        None if !unmounts => Err(Failure::new(Exit::Error, "the mount has ended")),
+        Some(Err(failure)) => Err(failure),
+        // The mount may have ended before the unmounting returned here, or somebody else has unmounted.
+        Some(Ok(_)) | None => how_it_ended(ended).await,
+    }
+}
+
+/// What `work` comes to; `None` if the mount ends before.
+async fn unless_ended<T>(
+    ended: &mut watch::Receiver<Option<End>>,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    if ended.borrow().is_some() {
+        return None;
+    }
+    tokio::select! {
+        biased;
+        done = work => Some(done),
+        // The guard of the value must not be held over an await.
+        _ = async { ended.wait_for(Option::is_some).await.is_ok() } => None,
+    }
+}
+
+async fn perform(mounted: &Mounted, request: Request, tell: &mpsc::Sender<Progress>) -> Result<Value> {
     match request {
         Request::Status => status(mounted).await,
         Request::Info { ino } => {
@@ -251,7 +294,7 @@ async fn answer(
             let changed = mounted.vfs.set_read_only(access).await;
             changed.map(|()| Value::Null).map_err(|e| meta_failure(e, "changing to or from read-only"))
         }
-        Request::Shutdown { force } => shutdown(mounted, force, ended, &tell).await,
+        Request::Shutdown { force } => shut_down(mounted, force, tell).await.map(|()| Value::Null),
     }
 }
 
@@ -297,13 +340,16 @@ async fn unmount(mounted: &Mounted) -> Result<(), UnmountError> {
     }
 }
 
-/// Stores, unmounts, and waits for the end, which comes through `ended`.
-async fn shutdown(
-    mounted: &Mounted,
-    force: bool,
-    mut ended: watch::Receiver<Option<End>>,
-    tell: &mpsc::Sender<Progress>,
-) -> Result<Value> {
+/// Waits for the end of the mount.
+async fn how_it_ended(mut ended: watch::Receiver<Option<End>>) -> Result<Value> {
+    let end = ended.wait_for(Option::is_some).await.doing("waiting for the end of the mount")?.clone();
+    let End { mut lost, failure } = end.expect("it was waited for");
+    lost.extend(failure);
+    Ok(serde_json::to_value(Unmounted { lost })?)
+}
+
+/// Stores and unmounts; the mount ends some time after.
+async fn shut_down(mounted: &Mounted, force: bool, tell: &mpsc::Sender<Progress>) -> Result<()> {
     let stage = |stage: &str| Progress { stage: stage.to_owned(), done: 0, total: None };
     // Progress that nobody takes in time is dropped.
     let _ = tell.try_send(stage("storing"));
@@ -327,8 +373,38 @@ async fn shutdown(
         }
         Err(error) => return Err(error.into()),
     }
-    let end = ended.wait_for(Option::is_some).await.doing("waiting for the end of the mount")?.clone();
-    let End { mut lost, failure } = end.expect("it was waited for");
-    lost.extend(failure);
-    Ok(serde_json::to_value(Unmounted { lost })?)
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end() -> End {
+        End { lost: vec!["a file".to_owned()], failure: None }
+    }
+
+    #[tokio::test]
+    async fn an_end_that_comes_before_the_work_returns_is_told() {
+        let (tell, mut ended) = watch::channel(None);
+        assert_eq!(unless_ended(&mut ended, async { 1 }).await, Some(1));
+        let ending = async {
+            tokio::task::yield_now().await;
+            tell.send_replace(Some(end()));
+        };
+        let (told, ()) = tokio::join!(unless_ended(&mut ended, std::future::pending::<()>()), ending);
+        assert_eq!(told, None);
+        let told = how_it_ended(ended).await.expect("it has ended");
+        assert_eq!(told, serde_json::json!({"lost": ["a file"]}));
+    }
+
+    #[tokio::test]
+    async fn who_was_not_accepted_before_the_end_is_answered_still() {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).expect("the path is free");
+        let connect = || std::os::unix::net::UnixStream::connect(&path).expect("somebody listens");
+        let clients = [connect(), connect()];
+        assert_eq!(waiting(listener).len(), clients.len());
+    }
 }

@@ -382,6 +382,9 @@ impl MountHandle {
     /// # Errors
     /// A write failed.
     pub async fn write_back(&self) -> io::Result<()> {
+        if !matches!(*self.ended.borrow(), Ended::NotYet) {
+            return Ok(());
+        }
         let mountpoint = self.mountpoint.clone();
         blocking(move || platform::write_back(&mountpoint)).await?
     }

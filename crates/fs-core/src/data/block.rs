@@ -70,12 +70,9 @@ impl Encoder {
 
     /// LZ4's result after what is in `room`, if it saves at least 1/32: less is not worth decompressing.
     fn compress(&mut self, plain: &[u8]) -> Option<usize> {
-        let start = self.room_used;
-        let end = start + get_maximum_output_size(plain.len());
-        if self.room.len() < end {
-            self.room.resize(end, 0);
-        }
-        compress_into_with_table(plain, &mut self.room[start..end], &mut self.table)
+        let bytes_max = get_maximum_output_size(plain.len());
+        let room = free_room(&mut self.room, self.room_used, bytes_max);
+        compress_into_with_table(plain, room, &mut self.table)
             .ok()
             .filter(|len| len + plain.len() / 32 < plain.len())
     }
@@ -83,10 +80,11 @@ impl Encoder {
     /// Whether to expect nothing of compressing `plain`: the block before it could not be shrunk, and neither can its
     /// beginning, middle and end. Media and archives are long; trying all of each block takes longer than its checksum.
     fn looks_raw(&mut self, plain: &[u8]) -> bool {
-        let (last, middle) = (plain.len().saturating_sub(SAMPLE_BYTES), plain.len() / 2);
         self.was_raw
-            && last > middle + SAMPLE_BYTES
-            && [0, middle, last].into_iter().all(|at| self.compress(&plain[at..at + SAMPLE_BYTES]).is_none())
+            && plain.len() >= SHARED_BYTES_MIN
+            && [0, plain.len() / 2, plain.len() - SAMPLE_BYTES]
+                .into_iter()
+                .all(|at| self.compress(&plain[at..at + SAMPLE_BYTES]).is_none())
     }
 
     /// Appends one block. Stores it raw unless LZ4 shrinks it. A long raw block is not copied.
@@ -106,7 +104,7 @@ impl Encoder {
         match compressed {
             Some(len) => self.room_used += len,
             None if plain.len() < SHARED_BYTES_MIN => {
-                self.room[start..start + plain.len()].copy_from_slice(&plain);
+                free_room(&mut self.room, start, plain.len()).copy_from_slice(&plain);
                 self.room_used += plain.len();
             }
             None => {
@@ -128,6 +126,15 @@ impl Encoder {
         self.leave_room();
         (std::mem::take(&mut self.blocks), std::mem::take(&mut self.stored))
     }
+}
+
+/// `len` bytes of `room` from `used` on.
+fn free_room(room: &mut Vec<u8>, used: usize, len: usize) -> &mut [u8] {
+    let end = used + len;
+    if room.len() < end {
+        room.resize(end, 0);
+    }
+    &mut room[used..end]
 }
 
 /// The plain bytes of a block, which are `plain_len`. A raw block's are `stored` itself, not a copy.
@@ -190,10 +197,14 @@ mod tests {
             (0..128 << 7u64).flat_map(|at: u64| xxh3_64(&at.to_le_bytes()).to_le_bytes()).collect();
         let mut encoder = Encoder::new();
         let mut is_raw = |plain: Vec<u8>| {
-            encoder.push(plain.into());
-            encoder.take().0[0].raw
+            encoder.push(plain.clone().into());
+            let (blocks, stored) = encoder.take();
+            assert_eq!(decode(&stored[0], &blocks[0], plain.len().try_into().unwrap()).unwrap(), plain);
+            blocks[0].raw
         };
         assert!(is_raw(noise.clone()) && is_raw(noise.clone()));
+        // One that is copied.
+        assert!(is_raw(noise[..SHARED_BYTES_MIN - 1].to_vec()));
         for at in [0, noise.len() / 2, noise.len() - 8192] {
             let mut half = noise.clone();
             half[at..at + 8192].fill(7);

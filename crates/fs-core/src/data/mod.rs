@@ -24,6 +24,7 @@ mod staging;
 mod unstored;
 mod upload;
 
+use std::borrow::Borrow;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -782,18 +783,19 @@ impl Data {
         self.reader.prefetch(ranges)
     }
 
-    /// Fetches every block of the run from the store, past the caches, and checks it. A pack that is not stored yet is
-    /// checked in memory.
-    ///
-    /// # Errors
-    /// `Io` when it is damaged or the store failed, `Stale` when the pack is missing.
-    pub async fn verify(&self, run: &PackedRun) -> Result<()> {
-        let verdicts = self.reader.verify_many(std::slice::from_ref(run)).await;
+    /// [`Data::verify_many`] for one run.
+    #[cfg(test)]
+    async fn verify(&self, run: &PackedRun) -> Result<()> {
+        let verdicts = self.verify_many(&[run]).await;
         verdicts.into_iter().collect()
     }
 
-    /// [`Data::verify`] for several runs, one answer each. Those that lie close together in their pack share a GET.
-    pub async fn verify_many(&self, runs: &[PackedRun]) -> Vec<Result<()>> {
+    /// Fetches every block of the runs from the store, past the caches, and checks it; one answer each. Those that lie
+    /// close together in their pack share a GET. A pack that is not stored yet is checked in memory.
+    ///
+    /// # Errors
+    /// `Io` when a run is damaged or the store failed, `Stale` when the pack is missing.
+    pub async fn verify_many<R: Borrow<PackedRun>>(&self, runs: &[R]) -> Vec<Result<()>> {
         self.reader.verify_many(runs).await
     }
 

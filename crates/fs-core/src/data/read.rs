@@ -7,6 +7,7 @@
 //! Bytes in flight are bounded by a budget of their own; fetches beyond it wait their turn.
 //! Lock order: flights is a leaf.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -203,11 +204,11 @@ impl Reader {
     }
 
     /// See [`super::Data::verify_many`].
-    pub(super) async fn verify_many(&self, runs: &[PackedRun]) -> Vec<Result<()>> {
+    pub(super) async fn verify_many<R: Borrow<PackedRun>>(&self, runs: &[R]) -> Vec<Result<()>> {
         let mut remote: BTreeMap<BlockKey, Wanted> = BTreeMap::new();
         let mut bad: HashMap<BlockKey, Failure> = HashMap::new();
         let mut verdicts: Vec<Result<()>> = Vec::with_capacity(runs.len());
-        for run in runs {
+        for run in runs.iter().map(Borrow::borrow) {
             verdicts.push(for_blocks(run, 0..run.plain_len, |wanted, _| match self.ask_packs(&wanted) {
                 Some(Ok(_)) => {}
                 Some(Err(failure)) => drop(bad.insert(wanted.key, failure)),
@@ -232,6 +233,7 @@ impl Reader {
             );
         }
         for (run, verdict) in runs.iter().zip(&mut verdicts).filter(|(_, verdict)| verdict.is_ok()) {
+            let run = run.borrow();
             let mut first = None;
             *verdict = for_blocks(run, 0..run.plain_len, |wanted, _| {
                 first = first.take().or_else(|| bad.get(&wanted.key).cloned());

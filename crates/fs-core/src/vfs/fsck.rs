@@ -9,8 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::stream::FuturesUnordered;
-use futures::{StreamExt, TryStreamExt};
+use futures::TryStreamExt;
 use serde::{Deserialize, Serialize};
 
 use super::paths::paths_of;
@@ -21,8 +20,11 @@ use crate::types::{
     ChunkIndex, Error, ErrorKind, Ino, Kind, Name, PackId, PackedRun, Result, SliceGroup, Stored,
 };
 
-/// Runs that are read from the store at a time; each is at most one chunk.
-const READS_MAX: usize = 8;
+/// Runs that are verified together: in the order of packs, so that small files that were written together cost a GET
+/// together.
+const BATCH_RUNS: usize = 4096;
+/// The same in stored bytes, so that progress is seen.
+const BATCH_BYTES: u64 = 256 << 20;
 /// Entries of a list that are read at a time.
 const PAGE: usize = 256;
 /// Problems that are told one by one; all are counted.
@@ -468,7 +470,8 @@ async fn blocks(
     report: &mut Report,
 ) -> Result<()> {
     let mut seen = HashSet::new();
-    let mut reads = FuturesUnordered::new();
+    let mut batch = Vec::new();
+    let mut batch_bytes = 0;
     let mut files = Files::new(meta, progress);
     while let Some((path, ino)) = files.next(report).await? {
         let runs = runs_of(meta, ino, &path).await;
@@ -476,17 +479,29 @@ async fn blocks(
             if !seen.insert((wanted.run.pack, wanted.run.pack_offset)) {
                 continue;
             }
-            if reads.len() >= READS_MAX
-                && let Some(read) = reads.next().await
-            {
-                account(meta, read, report).await?;
+            if missing.contains(&wanted.run.pack) {
+                let pack = wanted.run.pack;
+                let lost = Error::new(ErrorKind::Stale, format!("pack {pack} is missing in the store"));
+                account(meta, wanted, Err(lost), report).await?;
+                continue;
             }
-            let known = missing.contains(&wanted.run.pack);
-            reads.push(read_run(data, wanted, known));
+            batch_bytes += wanted.run.stored_bytes();
+            batch.push(wanted);
+            if batch.len() >= BATCH_RUNS || batch_bytes >= BATCH_BYTES {
+                verify(meta, data, std::mem::take(&mut batch), report).await?;
+                batch_bytes = 0;
+            }
         }
     }
-    while let Some(read) = reads.next().await {
-        account(meta, read, report).await?;
+    verify(meta, data, batch, report).await
+}
+
+/// Reads and checks the blocks of these runs.
+async fn verify(meta: &Meta, data: &Data, batch: Vec<Wanted>, report: &mut Report) -> Result<()> {
+    let runs: Vec<&PackedRun> = batch.iter().map(|wanted| &wanted.run).collect();
+    let verdicts = data.verify_many(&runs).await;
+    for (wanted, verdict) in batch.into_iter().zip(verdicts) {
+        account(meta, wanted, verdict, report).await?;
     }
     Ok(())
 }
@@ -593,19 +608,9 @@ fn unless_damaged<T>(result: Result<T>, ino: Ino, path: &str, report: &mut Repor
     }
 }
 
-async fn read_run(data: &Data, wanted: Wanted, known_missing: bool) -> (Wanted, Result<()>) {
-    let result = if known_missing {
-        Err(Error::new(ErrorKind::Stale, format!("pack {} is missing in the store", wanted.run.pack)))
-    } else {
-        data.verify(&wanted.run).await
-    };
-    (wanted, result)
-}
-
 /// Counts a run that was read; one that is bad is a problem if the file still names it.
-async fn account(meta: &Meta, read: (Wanted, Result<()>), report: &mut Report) -> Result<()> {
-    let (wanted, result) = read;
-    let error = match result {
+async fn account(meta: &Meta, wanted: Wanted, verdict: Result<()>, report: &mut Report) -> Result<()> {
+    let error = match verdict {
         Ok(()) => {
             report.blocks_checked += wanted.run.blocks.len() as u64;
             report.bytes_checked += wanted.run.stored_bytes();

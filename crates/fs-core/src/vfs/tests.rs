@@ -26,6 +26,7 @@ use crate::types::{
     Attr, CHUNK_BYTES, Caller, ChunkIndex, Clock, Ino, Kind, ManualClock, Name, SetAttr, Timestamp,
 };
 
+mod check;
 mod concurrent;
 mod differential;
 mod faults;

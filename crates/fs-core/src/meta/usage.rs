@@ -1,11 +1,13 @@
 //! How much of its limits a volume uses.
 //!
 //! The truth is in counters that every transaction adds to, one shard a session. This client also keeps the totals in
-//! memory, so that the limits are checked without reading: a change is reserved before its transaction and given back
-//! when that fails.
+//! memory, so that the limits are checked without reading: a change is reserved before its transaction, and becomes part
+//! of the totals or is given back after it. Totals that are read again leave alone what is reserved.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::ops::{Add, AddAssign, SubAssign};
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use rfs_kv::{Direction, Isolation, RangeQuery, Txn};
 
 use crate::types::{ErrorKind, Result, SessionId};
@@ -28,14 +30,50 @@ impl Change {
     }
 }
 
+/// Wraps as the counters in the store do: what is damaged there must not end the process.
+impl Add for Change {
+    type Output = Change;
+
+    fn add(self, other: Change) -> Change {
+        Change { bytes: self.bytes.wrapping_add(other.bytes), inodes: self.inodes.wrapping_add(other.inodes) }
+    }
+}
+
+impl AddAssign for Change {
+    fn add_assign(&mut self, other: Change) {
+        *self = *self + other;
+    }
+}
+
+impl SubAssign for Change {
+    fn sub_assign(&mut self, other: Change) {
+        *self = Change {
+            bytes: self.bytes.wrapping_sub(other.bytes),
+            inodes: self.inodes.wrapping_sub(other.inodes),
+        };
+    }
+}
+
 const UNLIMITED: u64 = u64::MAX;
 
 /// Totals in memory.
 pub(super) struct Usage {
     capacity: AtomicU64,
     inodes_max: AtomicU64,
-    bytes: AtomicI64,
-    inodes: AtomicI64,
+    sums: Mutex<Sums>,
+}
+
+#[derive(Debug, Default)]
+struct Sums {
+    committed: Change,
+    /// In transactions that have not ended.
+    reserved: Change,
+}
+
+impl Sums {
+    fn taken(&self) -> Change {
+        self.committed + self.reserved
+    }
 }
 
 impl Usage {
@@ -43,8 +81,7 @@ impl Usage {
         let usage = Usage {
             capacity: AtomicU64::new(UNLIMITED),
             inodes_max: AtomicU64::new(UNLIMITED),
-            bytes: AtomicI64::new(0),
-            inodes: AtomicI64::new(0),
+            sums: Mutex::default(),
         };
         usage.set_limits(limits);
         usage
@@ -61,8 +98,7 @@ impl Usage {
     }
 
     fn set_totals(&self, totals: Change) {
-        self.bytes.store(totals.bytes, Ordering::Relaxed);
-        self.inodes.store(totals.inodes, Ordering::Relaxed);
+        self.sums.lock().committed = totals;
     }
 
     /// Takes `change` off what is left; it is given back unless the reservation is kept.
@@ -70,26 +106,28 @@ impl Usage {
     /// # Errors
     /// `NoSpace` when a limit would be exceeded. A change that frees never fails.
     pub(super) fn reserve(&self, change: Change) -> Result<Reservation<'_>> {
-        let reservation = Reservation { usage: self, change };
-        let bytes = self.bytes.fetch_add(change.bytes, Ordering::Relaxed) + change.bytes;
-        let inodes = self.inodes.fetch_add(change.inodes, Ordering::Relaxed) + change.inodes;
+        let mut sums = self.sums.lock();
+        let Change { bytes, inodes } = sums.taken() + change;
         let exceeds = |total: i64, limit: &AtomicU64| {
             u64::try_from(total).is_ok_and(|total| total > limit.load(Ordering::Relaxed))
         };
         let full = (change.bytes > 0 && exceeds(bytes, &self.capacity))
             || (change.inodes > 0 && exceeds(inodes, &self.inodes_max));
-        if full { Err(ErrorKind::NoSpace.into()) } else { Ok(reservation) }
+        if full {
+            return Err(ErrorKind::NoSpace.into());
+        }
+        sums.reserved += change;
+        Ok(Reservation { usage: self, change })
     }
 
     /// Counts a change that was committed without reservation.
     pub(super) fn account(&self, change: Change) {
-        self.bytes.fetch_add(change.bytes, Ordering::Relaxed);
-        self.inodes.fetch_add(change.inodes, Ordering::Relaxed);
+        self.sums.lock().committed += change;
     }
 
     fn bytes_left(&self) -> Option<u64> {
         let capacity = self.limits().capacity?;
-        let used = u64::try_from(self.bytes.load(Ordering::Relaxed)).unwrap_or(0);
+        let used = u64::try_from(self.sums.lock().taken().bytes).unwrap_or(0);
         Some(capacity.saturating_sub(used))
     }
 }
@@ -103,14 +141,16 @@ pub(super) struct Reservation<'a> {
 impl Reservation<'_> {
     /// The change was committed.
     pub(super) fn keep(mut self) {
-        self.change = Change::default();
+        let change = std::mem::take(&mut self.change);
+        let mut sums = self.usage.sums.lock();
+        sums.reserved -= change;
+        sums.committed += change;
     }
 }
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        self.usage.bytes.fetch_sub(self.change.bytes, Ordering::Relaxed);
-        self.usage.inodes.fetch_sub(self.change.inodes, Ordering::Relaxed);
+        self.usage.sums.lock().reserved -= self.change;
     }
 }
 
@@ -175,5 +215,18 @@ mod tests {
         assert!(usage.reserve(Change::ONE_INODE).is_err());
         drop(first);
         assert!(usage.reserve(Change::ONE_INODE).is_ok());
+    }
+
+    #[test]
+    fn totals_that_are_read_again_leave_reservations_alone() {
+        let usage = Usage::new(VolumeLimits { capacity: Some(100), inodes: None });
+        let failing = usage.reserve(Change::bytes(30)).unwrap();
+        let committed = usage.reserve(Change::bytes(20)).unwrap();
+        usage.set_totals(Change::bytes(10));
+        assert_eq!(usage.bytes_left(), Some(40));
+        drop(failing);
+        assert_eq!(usage.bytes_left(), Some(70));
+        committed.keep();
+        assert_eq!(usage.bytes_left(), Some(70));
     }
 }

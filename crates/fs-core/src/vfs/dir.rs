@@ -3,7 +3,10 @@
 //! A handle remembers the names it has shown, in order: cookie `n` means "after the `n`-th". Going on after a name is
 //! one range read of the metadata, so nothing is skipped or repeated, whatever happened to that name. Names that appear
 //! in a part that was listed before are not shown until the listing is rewound, so that cookies keep their meaning.
-//! Above 16 MiB of names the oldest are forgotten but for every 1024th; going back there counts from the nearest.
+//! Above 16 MiB of names the oldest are forgotten but for every 1024th, and a hash of each: going back there begins after
+//! the nearest, and the hashes tell which names have been shown.
+
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::Vfs;
 use super::handle::{DirHandle, Reach};
@@ -23,11 +26,11 @@ const PAGE_MAX: usize = 1024;
 const COOKIE_DOT: u64 = 1;
 const COOKIE_DOT_DOT: u64 = 2;
 
-/// Names that were shown, in order; numbered from 0.
+/// Names that were shown, in ascending order; numbered from 0.
 #[derive(Debug, Default)]
 pub(super) struct DirCursor {
-    /// Number of the first name in `ends`.
-    first: u64,
+    /// Hashes of the forgotten names, those before the ones in `ends`.
+    forgotten: Vec<u32>,
     bytes: Vec<u8>,
     ends: Vec<usize>,
     checkpoints: Vec<Name>,
@@ -37,19 +40,22 @@ pub(super) struct DirCursor {
 struct Resume {
     /// After this name.
     after: Option<Name>,
-    /// Number of the next name.
+    /// Number of the next name that is to be shown.
     next: u64,
-    /// Names to pass over, since the name itself is forgotten.
-    skip: u64,
 }
 
 impl DirCursor {
+    /// Number of the first name that is not forgotten.
+    fn first(&self) -> u64 {
+        self.forgotten.len() as u64
+    }
+
     fn count(&self) -> u64 {
-        self.first + self.ends.len() as u64
+        self.first() + self.ends.len() as u64
     }
 
     fn bytes_of(&self, number: u64) -> Option<&[u8]> {
-        let index = usize::try_from(number.checked_sub(self.first)?).ok()?;
+        let index = usize::try_from(number.checked_sub(self.first())?).ok()?;
         let end = *self.ends.get(index)?;
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         Some(&self.bytes[start..end])
@@ -62,14 +68,22 @@ impl DirCursor {
         self.bytes.extend_from_slice(name.as_bytes());
         self.ends.push(self.bytes.len());
         if self.bytes.len() > NAMES_BYTES_MAX {
-            let half = self.ends.len() / 2;
-            let cut = self.ends[half - 1];
-            self.bytes.drain(..cut);
-            self.ends.drain(..half);
-            for end in &mut self.ends {
-                *end -= cut;
-            }
-            self.first += half as u64;
+            self.forget();
+        }
+    }
+
+    /// Forgets the older half of the names.
+    fn forget(&mut self) {
+        let half = self.ends.len() / 2;
+        let cut = self.ends[half - 1];
+        let mut start = 0;
+        for end in self.ends.drain(..half) {
+            self.forgotten.push(hash(&self.bytes[start..end]));
+            start = end;
+        }
+        self.bytes.drain(..cut);
+        for end in &mut self.ends {
+            *end -= cut;
         }
     }
 
@@ -80,22 +94,26 @@ impl DirCursor {
         }
         if let Some(bytes) = self.bytes_of(last) {
             let after = Name::new(bytes.to_vec()).ok();
-            return Some(Resume { after, next: last + 1, skip: 0 });
+            return Some(Resume { after, next: last + 1 });
         }
         let checkpoint = last / CHECKPOINT_EVERY;
         let after = self.checkpoints.get(usize::try_from(checkpoint).ok()?)?.clone();
-        Some(Resume { after: Some(after), next: last + 1, skip: last % CHECKPOINT_EVERY })
+        Some(Resume { after: Some(after), next: last + 1 })
     }
 
-    /// The number of `name`, which comes at `next` or later; `None` if it appeared in a part that was listed before.
+    /// The number of `name` if that is `next` or later; `None` if it was shown before, or appeared in a part that was
+    /// listed before.
     fn number(&mut self, name: &Name, next: u64) -> Option<u64> {
         if next == self.count() {
             self.push(name);
             return Some(next);
         }
-        if next < self.first {
-            return Some(next);
+        if next < self.first()
+            && let Some(number) = self.forgotten_number(name, next)
+        {
+            return Some(number);
         }
+        let next = next.max(self.first());
         if self.bytes_of(next) == Some(name.as_bytes()) {
             return Some(next);
         }
@@ -114,6 +132,21 @@ impl DirCursor {
         }
         (self.bytes_of(low) == Some(name.as_bytes())).then_some(low)
     }
+
+    /// The number of a forgotten name, which lies between two checkpoints.
+    fn forgotten_number(&self, name: &Name, next: u64) -> Option<u64> {
+        let checkpoints = self.checkpoints.partition_point(|checkpoint| checkpoint <= name) as u64;
+        let begin = checkpoints.checked_sub(1)? * CHECKPOINT_EVERY;
+        let end = (begin + CHECKPOINT_EVERY).min(self.first());
+        let wanted = hash(name.as_bytes());
+        let is_it = |number: &u64| usize::try_from(*number).is_ok_and(|at| self.forgotten[at] == wanted);
+        (begin.max(next)..end).find(is_it)
+    }
+}
+
+/// Short enough to be kept for millions of names; two of one thousand have the same once in thousands of listings.
+fn hash(name: &[u8]) -> u32 {
+    (xxh3_64(name) >> 32) as u32
 }
 
 impl Vfs {
@@ -147,7 +180,7 @@ impl Vfs {
             if args.cookie == 0 {
                 *cursor = DirCursor::default();
             }
-            Resume { after: None, next: 0, skip: 0 }
+            Resume { after: None, next: 0 }
         } else {
             cursor.resume(args.cookie - COOKIE_DOT_DOT - 1).ok_or(ErrorKind::Invalid)?
         };
@@ -166,10 +199,6 @@ impl Vfs {
             };
             resume.after = page.items.last().map(|(dentry, _)| dentry.name.clone());
             for (dentry, attr) in page.items {
-                if resume.skip > 0 {
-                    resume.skip -= 1;
-                    continue;
-                }
                 let Some(number) = cursor.number(&dentry.name, resume.next) else { continue };
                 resume.next = number + 1;
                 let attr = match attr {
@@ -255,5 +284,57 @@ impl Vfs {
     pub async fn fsyncdir(&self, ino: Ino) -> Result<()> {
         let _ = ino;
         self.sync_metadata().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn name(number: u64) -> Name {
+        Name::new(format!("{number:0>200}").into_bytes()).unwrap()
+    }
+
+    /// What a listing of `names` shows from after the name number `last` on, with its number.
+    fn listing(cursor: &mut DirCursor, names: &BTreeSet<u64>, last: u64) -> Vec<(u64, u64)> {
+        let Resume { after, mut next } = cursor.resume(last).unwrap();
+        let mut shown = Vec::new();
+        for wanted in names {
+            let name = name(*wanted);
+            if after.as_ref().is_none_or(|after| name > *after)
+                && let Some(number) = cursor.number(&name, next)
+            {
+                next = number + 1;
+                shown.push((number, *wanted));
+            }
+        }
+        shown
+    }
+
+    #[test]
+    fn going_back_to_forgotten_names_skips_and_repeats_nothing_whatever_was_removed() {
+        // Even numbers, so that there is room between them.
+        let count = 150_000_u64;
+        let mut names: BTreeSet<u64> = (0..count).map(|number| 2 * number).collect();
+        let mut cursor = DirCursor::default();
+        for (next, wanted) in (0..).zip(&names) {
+            assert_eq!(cursor.number(&name(*wanted), next), Some(next));
+        }
+        assert!(cursor.first() > 10_000 && cursor.first() < count, "{} forgotten", cursor.first());
+        for removed in [10_300, 10_400, 10_499, 10_500, 10_501, 10_900, cursor.first() - 1, cursor.first()] {
+            assert!(names.remove(&(2 * removed)));
+        }
+        names.extend([2 * 10_240 + 1, 2 * 10_499 + 1, 2 * 10_700 + 1, 2 * cursor.first() + 1, 2 * count]);
+        for last in [10_239, 10_240, 10_450, 10_499, 10_500, 10_600, 11_000, cursor.first() - 2] {
+            let shown = listing(&mut cursor, &names, last);
+            let expected: Vec<(u64, u64)> = names
+                .range(2 * last + 1..)
+                .filter(|name| **name % 2 == 0)
+                .map(|name| (name / 2, *name))
+                .collect();
+            assert_eq!(shown, expected, "after {last}");
+        }
     }
 }

@@ -10,7 +10,7 @@ use rfs_meta_fdb::{FdbKv, FdbOptions};
 use rfs_meta_redb::{OpenError, RedbKv, RedbOptions};
 use rfs_store_s3::{MissingDirectory, S3Config, StoreError, StoreFailure, StoreMetrics, StoreOptions};
 
-use crate::exit::{Exit, Failure, Result};
+use crate::exit::{Exit, Failure, Result, ResultExt};
 use crate::url::{MetaUrl, StoreUrl};
 
 /// What to do when the metadata is not there.
@@ -20,6 +20,15 @@ pub(crate) enum Missing {
     Create,
     /// Say that there is no volume.
     Fail,
+}
+
+/// What a check of a metadata file found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileHealth {
+    /// Nothing wrong.
+    Sound,
+    /// Something that was put right.
+    Repaired,
 }
 
 /// How to open a store.
@@ -121,6 +130,31 @@ pub(crate) async fn wipe(kv: &dyn Kv) -> Result<()> {
     cleared.await.map_err(|e| Failure { exit: Exit::MetadataDown, error: e.into(), hint: None })
 }
 
+/// Reads all of a local metadata file and checks its structure and checksums; `None` where the metadata is elsewhere. Takes
+/// seconds a gigabyte.
+///
+/// # Errors
+/// `Damage` when it is beyond repair.
+pub(crate) async fn check_file(url: &MetaUrl) -> Result<Option<FileHealth>> {
+    let MetaUrl::Redb(path) = url else { return Ok(None) };
+    let file = path.clone();
+    let checking = tokio::task::spawn_blocking(move || RedbKv::check_file(file, &RedbOptions::default()));
+    let sound = checking.await?.map_err(|error| redb_failure(path, error))?;
+    Ok(Some(if sound { FileHealth::Sound } else { FileHealth::Repaired }))
+}
+
+/// Makes a local metadata file as small as it can be; returns the bytes given back. Takes seconds a gigabyte.
+pub(crate) async fn compact_file(url: &MetaUrl) -> Result<u64> {
+    let MetaUrl::Redb(path) = url else { return Ok(0) };
+    let file = path.clone();
+    let len =
+        || std::fs::metadata(path).doing(format!("looking at {}", path.display())).map(|file| file.len());
+    let before = len()?;
+    let compacting = tokio::task::spawn_blocking(move || RedbKv::compact_file(file, &RedbOptions::default()));
+    compacting.await?.map_err(|error| redb_failure(path, error))?;
+    Ok(before.saturating_sub(len()?))
+}
+
 /// Opens a redb file. The messages of its errors say what to do.
 fn open_redb(path: &Path, missing: Missing) -> Result<Arc<dyn Kv>> {
     let options = RedbOptions::default();
@@ -130,18 +164,20 @@ fn open_redb(path: &Path, missing: Missing) -> Result<Arc<dyn Kv>> {
     };
     match opened {
         Ok(kv) => Ok(Arc::new(kv)),
-        Err(error) => {
-            let exit = match &error {
-                OpenError::NotFound(_) => Exit::NotFormatted,
-                OpenError::InUse(_) => return Err(in_use(path, error)),
-                OpenError::Damaged { .. } => Exit::Damage,
-                OpenError::Version { .. } => Exit::Version,
-                OpenError::Io { .. } => Exit::MetadataDown,
-                OpenError::Exists(_) => Exit::Error,
-            };
-            Err(Failure { exit, error: error.into(), hint: None })
-        }
+        Err(error) => Err(redb_failure(path, error)),
     }
+}
+
+fn redb_failure(path: &Path, error: OpenError) -> Failure {
+    let exit = match &error {
+        OpenError::NotFound(_) => Exit::NotFormatted,
+        OpenError::InUse(_) => return in_use(path, error),
+        OpenError::Damaged { .. } => Exit::Damage,
+        OpenError::Version { .. } => Exit::Version,
+        OpenError::Io { .. } => Exit::MetadataDown,
+        OpenError::Exists(_) => Exit::Error,
+    };
+    Failure { exit, error: error.into(), hint: None }
 }
 
 /// Another process has the file open. If that is a mount that cannot be asked (another user's), the mount table tells where.

@@ -7,15 +7,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::{self, Found, Request};
 use crate::exit::{Exit, Result, meta_failure};
-use crate::output;
 use crate::progress::Bar;
 use crate::settings::Size;
 use crate::url::{MetaUrl, Target};
 use crate::volume::{OpenSettings, Volume};
+use crate::{engine, output};
 
 /// Delete garbage now: removed files, empty packs, packs that a crash left without a name
 ///
-/// Mounts do this by themselves in the background.
+/// Mounts do this by themselves in the background. The metadata file of a volume that is not mounted is made as small as it
+/// can be, too.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Mount point or metadata URL
@@ -33,12 +34,21 @@ pub(crate) struct Report {
     packs_unnamed: u64,
     chunks_rewritten: u64,
     bytes_freed: u64,
+    /// By making the metadata file smaller.
+    metadata_bytes_freed: u64,
 }
 
 impl From<GcReport> for Report {
     fn from(report: GcReport) -> Report {
         let GcReport { orphans_reaped, packs_deleted, packs_unnamed, chunks_rewritten, bytes_freed } = report;
-        Report { orphans_reaped, packs_deleted, packs_unnamed, chunks_rewritten, bytes_freed }
+        Report {
+            orphans_reaped,
+            packs_deleted,
+            packs_unnamed,
+            chunks_rewritten,
+            bytes_freed,
+            metadata_bytes_freed: 0,
+        }
     }
 }
 
@@ -61,6 +71,12 @@ pub(crate) fn run(args: &Args) -> Result<Exit> {
             report.orphans_reaped,
             report.chunks_rewritten
         ))?;
+        if report.metadata_bytes_freed > 0 {
+            output::line(format_args!(
+                "made the metadata file smaller by {}",
+                Size(report.metadata_bytes_freed)
+            ))?;
+        }
     }
     Ok(Exit::Ok)
 }
@@ -82,5 +98,6 @@ async fn unmounted(url: &MetaUrl) -> Result<Report> {
         return Err(meta_failure(error, "ending the session"));
     }
     released?;
-    Ok(report.into())
+    let metadata_bytes_freed = engine::compact_file(url).await?;
+    Ok(Report { metadata_bytes_freed, ..report.into() })
 }

@@ -273,6 +273,52 @@ fn a_damaged_metadata_file_is_told_and_left_alone() {
 }
 
 #[test]
+fn a_byte_that_changed_in_the_metadata_file_is_found_by_fsck() {
+    let place = Place::formatted();
+    let path = place.path("meta.redb");
+    let mut bytes = fs::read(&path).unwrap();
+    let url = place.store().into_bytes();
+    let found: Vec<usize> =
+        (0..bytes.len() - url.len()).filter(|at| bytes[*at..].starts_with(&url)).collect();
+    assert!(!found.is_empty());
+    for at in found {
+        // The volume record has the time of the format before the store's URL and its length.
+        bytes[at - 8] ^= 1;
+    }
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(code(&place.rfs(&["status", &place.meta()])), 0, "nothing else can see it");
+    assert_refused(&place.rfs(&["fsck", &place.meta()]), 40, &["meta.redb", "damaged", "from a backup"]);
+}
+
+#[tokio::test]
+async fn gc_makes_the_metadata_file_smaller() {
+    let place = Place::formatted();
+    let path = place.path("meta.redb");
+    let kv = RedbKv::open(&path, RedbOptions::default()).unwrap();
+    for round in 0..2 {
+        rfs_kv::transact(&kv, |txn, _| async move {
+            for number in 0..90_u8 {
+                match round {
+                    0 => txn.set(&[b'~', number], &vec![number; 90_000]),
+                    _ => txn.clear(&[b'~', number]),
+                }
+            }
+            Ok::<_, rfs_kv::KvError>(())
+        })
+        .await
+        .unwrap();
+        rfs_kv::Kv::sync(&kv).await.unwrap();
+    }
+    rfs_kv::Kv::close(&kv).await.unwrap();
+    let before = path.metadata().unwrap().len();
+    let report = place.json(&["gc", "--json", &place.meta()]);
+    let after = path.metadata().unwrap().len();
+    assert!(after < before / 2, "{before} bytes became {after}");
+    assert_eq!(report["metadata_bytes_freed"], before - after);
+    assert_eq!(code(&place.rfs(&["fsck", &place.meta()])), 0);
+}
+
+#[test]
 fn wrong_usage_is_explained() {
     let place = Place::new();
     for (args, words) in [

@@ -1,10 +1,10 @@
 //! `rfs destroy`: deletes a volume with everything in it.
 
 use std::io::{BufRead, IsTerminal, Write};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rfs_core::meta::Volume;
 use rfs_kv::Kv;
 use rfs_store_s3::StoreMetrics;
 
@@ -51,13 +51,14 @@ async fn empty(kv: &Arc<dyn Kv>, url: &MetaUrl, yes: bool) -> Result<u64> {
     if !yes {
         confirm(url, &record.store_url)?;
     }
+    let staged = volume::staging_places(&**kv, url, &record).await?;
     let metrics = Arc::new(StoreMetrics::default());
     let store = volume::open_store_of(&record, Duration::from_mins(1), &metrics).await?;
     volume::check_marker(&store, &record).await?;
     let mut bar = Bar::new();
     let mut show = |done| bar.show(&Progress { stage: "deleting contents".to_owned(), done, total: None });
     let deleted = volume::alone(url, kv, volume::erase_store(&store, &mut show)).await?;
-    remove_staged(url, &record)?;
+    remove_staged(&staged)?;
     // The metadata last: it says where the contents are, so an interrupted command can be run again.
     if !url.is_exclusive() {
         engine::wipe(&**kv).await?;
@@ -65,18 +66,20 @@ async fn empty(kv: &Arc<dyn Kv>, url: &MetaUrl, yes: bool) -> Result<u64> {
     Ok(deleted)
 }
 
-/// Deletes what is staged beside the metadata.
-pub(crate) fn remove_staged(url: &MetaUrl, record: &Volume) -> Result<()> {
-    let Some(dir) = url.staging_dir() else { return Ok(()) };
-    let own = dir.join(record.uuid.to_string());
-    match std::fs::remove_dir_all(&own) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(error).doing(format!("deleting {}", own.display()));
+/// Deletes what is staged: directories of the volume's own, and those that they are in if nothing is left in them.
+pub(crate) fn remove_staged(places: &[PathBuf]) -> Result<()> {
+    for own in places {
+        match std::fs::remove_dir_all(own) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).doing(format!("deleting {}", own.display()));
+            }
+            _ => {}
         }
-        _ => {}
+        if let Some(dir) = own.parent() {
+            // Other volumes may have told theirs to be there, too.
+            let _ = std::fs::remove_dir(dir);
+        }
     }
-    // Other volumes may have told theirs to be there, too.
-    let _ = std::fs::remove_dir(&dir);
     Ok(())
 }
 

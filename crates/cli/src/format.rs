@@ -2,13 +2,13 @@
 
 #![expect(clippy::doc_markdown, reason = "doc comments of arguments are the help text, shown as it is")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use object_store::ObjectStore;
-use rfs_core::meta::{self, Codec, FormatOptions, VolumeLimits};
+use rfs_core::meta::{Codec, FormatOptions, VolumeLimits};
 use rfs_kv::Kv;
 use rfs_store_s3::StoreMetrics;
 use serde::Serialize;
@@ -148,8 +148,8 @@ async fn holds_volume(meta: &MetaUrl) -> Result<bool> {
 enum Held {
     /// Nothing that matters.
     NoVolume,
-    /// Something that is to be cleared away; a volume, if it can be read.
-    GivenUp(Option<Box<meta::Volume>>),
+    /// Something that is to be cleared away; of a volume, if it can be read, the places where it may have staged bytes.
+    GivenUp(Option<Vec<PathBuf>>),
 }
 
 /// Everything that formatting needs to know.
@@ -219,9 +219,14 @@ impl Plan {
             Err(failure) => return Err(failure),
         };
         let found = volume::read_record(&*kv).await;
+        let mut staged = None;
+        if let Ok(Some(record)) = &found {
+            // What cannot be read is given up, too.
+            staged = Some(volume::staging_places(&*kv, &self.meta, record).await.unwrap_or_default());
+        }
         kv.close().await.exit(Exit::MetadataDown, "closing the metadata store")?;
         if self.force {
-            return Ok(Held::GivenUp(found.ok().flatten().map(Box::new)));
+            return Ok(Held::GivenUp(staged));
         }
         match found? {
             None => Ok(Held::NoVolume),
@@ -240,13 +245,13 @@ impl Plan {
     async fn clear(&self, held: Held, store: &Arc<dyn ObjectStore>) -> Result<()> {
         let mut silent = |_| {};
         let erase = volume::erase_store(store, &mut silent);
-        let Held::GivenUp(record) = held else { return erase.await.map(drop) };
+        let Held::GivenUp(staged) = held else { return erase.await.map(drop) };
         if self.meta.is_exclusive() {
             erase.await?;
         } else {
             let kv = engine::open_kv(&self.meta, Missing::Fail).await?;
             let cleared = async {
-                match record {
+                match &staged {
                     Some(_) => volume::alone(&self.meta, &kv, erase).await?,
                     // What cannot be read as a volume says nothing of mounts either.
                     None => erase.await?,
@@ -258,7 +263,7 @@ impl Plan {
             cleared?;
         }
         remove_metadata(&self.meta)?;
-        record.map_or(Ok(()), |record| destroy::remove_staged(&self.meta, &record))
+        destroy::remove_staged(&staged.unwrap_or_default())
     }
 
     async fn make(&self, kv: &dyn Kv, store: &Arc<dyn ObjectStore>) -> Result<Uuid> {

@@ -26,7 +26,7 @@ pub(crate) struct Args {
     /// Mend what can be mended, and give up what cannot; the volume must not be mounted
     #[arg(long)]
     repair: bool,
-    /// Where contents are staged, if not beside the metadata file
+    /// Where contents are staged, if not where the last mount staged them
     #[arg(long, value_name = "DIR")]
     staging: Option<Staging>,
     /// Print JSON

@@ -73,8 +73,8 @@ pub(crate) struct Args {
     /// that has no --capacity. Off by default: it makes the kernel ask more often about every file that was open
     #[arg(long, value_enum, value_name = "WHEN")]
     pub(crate) writeback_cache: Option<Switch>,
-    /// Where fsync makes contents durable before they are sent: a directory on a local disk, or off. Beside the metadata
-    /// file unless said otherwise; off for a volume that several machines share
+    /// Where fsync makes contents durable before they are sent: a directory on a local disk, or off. Where the last mount
+    /// had it unless said otherwise, at first beside the metadata file; off for a volume that several machines share
     #[arg(long, value_name = "DIR|off")]
     pub(crate) staging: Option<Staging>,
     /// Most bytes in the staging directory; beyond them fsync waits for the store. The last tenth of the disk is left free

@@ -1,6 +1,6 @@
 //! A volume that this process has open: metadata and store together, with or without a mount.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -87,14 +87,15 @@ impl OpenSettings {
         OpenSettings { read_only: true, on_lost: OnLost::Accept, ..OpenSettings::default() }
     }
 
-    fn staging_options(&self, url: &MetaUrl) -> Option<StagingOptions> {
+    /// `recorded`: where mounts of the volume stage, if not beside its metadata.
+    fn staging_options(&self, url: &MetaUrl, recorded: Option<&Path>) -> Option<StagingOptions> {
         let wanted = if self.read_only { 0 } else { self.staging_max.0 };
         if let Some(Staging::Dir(dir)) = &self.staging {
             return Some(StagingOptions::new(dir.clone(), wanted));
         }
-        let dir = url.staging_dir()?;
+        let dir = recorded.map(Path::to_owned).or_else(|| url.staging_dir())?;
         let wanted = if self.staging == Some(Staging::Off) { 0 } else { wanted };
-        // Nobody asked for this directory: a volume is usable where only its file can be written.
+        // Nobody asks for this directory now: a volume is usable where only its file can be written.
         if wanted > 0
             && let Err(error) = std::fs::create_dir_all(&dir)
         {
@@ -144,6 +145,8 @@ impl Volume {
 
         let meta = Arc::new(open_meta(url, kv, settings).await?);
 
+        let recorded = recorded_staging_dir(&**kv).await?;
+        let staging = settings.staging_options(url, recorded.as_deref());
         // Half for what is on its way to the store, the rest for what was read, is being read, and is going to be.
         let part = settings.memory.0 / 12;
         let memory = Budget::new(6 * part);
@@ -159,7 +162,7 @@ impl Volume {
                 .clone()
                 .map(|(dir, Size(bytes_max))| DiskCacheOptions { dir, bytes_max }),
             io_timeout: Some(settings.io_timeout).filter(|timeout| !timeout.is_zero()),
-            staging: settings.staging_options(url),
+            staging: staging.clone(),
             ..DataOptions::new(session, record.uuid, Arc::clone(&memory))
         };
         let data = Data::open(options, store).await;
@@ -168,6 +171,13 @@ impl Volume {
         let resumed = resumed.map_err(|e| meta_failure(e, "looking for staged bytes"))?;
         if settings.on_lost == OnLost::Refuse && !resumed.lost.is_empty() {
             return Err(staging_lost(url, &data, &resumed.lost));
+        }
+        if let Some(staging) = staging.filter(|staging| staging.bytes_max > 0) {
+            let elsewhere = Some(staging.dir).filter(|dir| Some(dir) != url.staging_dir().as_ref());
+            if elsewhere != recorded {
+                let noted = meta.set_staging_dir(elsewhere.as_deref()).await;
+                noted.map_err(|e| meta_failure(e, "noting where bytes are staged"))?;
+            }
         }
         if resumed.packs > 0 {
             let (packs, bytes) = (resumed.packs, resumed.bytes);
@@ -258,6 +268,22 @@ impl StoreRoom for DiskOf {
         let disk = rustix::fs::statvfs(&self.0).ok()?;
         disk.f_bavail.checked_mul(disk.f_frsize)
     }
+}
+
+async fn recorded_staging_dir(kv: &dyn Kv) -> Result<Option<PathBuf>> {
+    let recorded = Meta::staging_dir(kv).await;
+    recorded.map_err(|e| meta_failure(e, "looking where bytes are staged"))
+}
+
+/// Where mounts of a volume may have left staged bytes: directories of its own.
+pub(crate) async fn staging_places(
+    kv: &dyn Kv,
+    url: &MetaUrl,
+    record: &meta::Volume,
+) -> Result<Vec<PathBuf>> {
+    let recorded = recorded_staging_dir(kv).await?;
+    let own = |dir: PathBuf| dir.join(record.uuid.to_string());
+    Ok(recorded.into_iter().chain(url.staging_dir()).map(own).collect())
 }
 
 /// What to say when staged bytes are not there.

@@ -127,6 +127,32 @@ fn crashed() -> Option<Volume> {
 }
 
 #[test]
+fn a_staging_directory_elsewhere_is_remembered() {
+    let Some(mut volume) = Volume::format(Backend::S3) else { return };
+    let elsewhere = volume.dir.path().join("elsewhere");
+    let args = ["--io-timeout", "5s", "--staging", elsewhere.to_str().unwrap()];
+    let mount = volume.mount_with(&MountOptions::args(&args));
+    volume.s3.as_mut().expect("the volume has a server").kill();
+    write_durably(&mount.path().join("f"), &noise(1, 50_000)).unwrap();
+    mount.kill();
+    volume.s3.as_mut().expect("the volume has a server").restart().unwrap();
+    assert_ne!(journals(&elsewhere), [] as [PathBuf; 0]);
+    // Nobody has to say again where it is: neither to check, nor to mount, nor to destroy.
+    let checked = volume.run(&["fsck", "--data", &volume.meta_url]);
+    assert_eq!(checked.code(), Some(0), "{}", checked.stdout);
+    let mount = volume.mount();
+    assert_eq!(fs::read(mount.path().join("f")).unwrap(), noise(1, 50_000));
+    volume.s3.as_mut().expect("the volume has a server").kill();
+    write_durably(&mount.path().join("g"), &noise(2, 50_000)).unwrap();
+    assert_ne!(journals(&elsewhere), [] as [PathBuf; 0], "it is staged there again");
+    mount.kill();
+    volume.s3.as_mut().expect("the volume has a server").restart().unwrap();
+    let destroyed = volume.run(&["destroy", "--yes", &volume.meta_url]);
+    assert_eq!(destroyed.code(), Some(0), "{}", destroyed.stderr);
+    assert!(!elsewhere.exists());
+}
+
+#[test]
 fn a_lost_staging_directory_is_refused_and_says_the_way_out() {
     let Some(volume) = crashed() else { return };
     let (dir, aside) = (staging_dir(&volume), volume.dir.path().join("aside"));

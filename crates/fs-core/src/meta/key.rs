@@ -27,6 +27,7 @@
 //! | `U counter shard` | usage: `b` allocated bytes, `i` inodes | `add` |
 //! | `X ino name` | extended attribute | get and set |
 //! | `Z` | volume record | get and set |
+//! | `Zs` | staging directory, if it is not beside the metadata | set |
 //!
 //! Reserved for what comes: `G` change log, `K` file locks, `Q` quotas. There is no `V dir` (alive/move version): `I 0` of
 //! a directory is read by everything that adds a name to it and written by rmdir, by moving it and by chmod, and by
@@ -89,6 +90,8 @@ const XATTR: u8 = b'X';
 
 /// The volume record.
 pub(super) const VOLUME: [u8; 1] = *b"Z";
+/// The directory that the volume's mounts stage in.
+pub(super) const STAGING: [u8; 2] = *b"Zs";
 /// The next inode number that no session has reserved.
 pub(super) const NEXT_INO: [u8; 2] = [ALLOCATOR, b'i'];
 /// The next session's id.

@@ -27,6 +27,7 @@ mod volume;
 mod tests;
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rfs_kv::{Attempt, Kv, RetryClass, Txn, transact};
@@ -125,6 +126,14 @@ impl Meta {
     /// `NotSupported` when this version cannot mount it.
     pub async fn volume(kv: &dyn Kv) -> Result<Option<Volume>> {
         ops::format::volume(kv).await
+    }
+
+    /// The directory that mounts of the volume in `kv` stage in, if it is not the one beside the metadata.
+    ///
+    /// # Errors
+    /// `Io` when the record does not decode.
+    pub async fn staging_dir(kv: &dyn Kv) -> Result<Option<PathBuf>> {
+        ops::format::staging_dir(kv).await
     }
 
     /// Changes the limits of the volume in `kv`, without a session; a mount sees them when it opens the volume.

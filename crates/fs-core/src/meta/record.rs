@@ -4,6 +4,10 @@
 //! Exceptions: counters that are changed by `add` are a bare i64, and the request slot is a bare pair of numbers that
 //! dies with its session. Decoding checks lengths and tags and never panics; what does not decode is damage (`Io`).
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
 use bytes::{Buf, BufMut, Bytes};
 use uuid::Uuid;
 
@@ -638,6 +642,19 @@ pub(super) fn decode_volume(value: &[u8]) -> Result<Volume> {
         created,
         store_url,
     })
+}
+
+/// `Zs`.
+pub(super) fn encode_staging(dir: &Path) -> Vec<u8> {
+    let mut out = Vec::new();
+    put_header(&mut out);
+    out.put_slice(dir.as_os_str().as_bytes());
+    out
+}
+
+pub(super) fn decode_staging(value: &[u8]) -> Result<PathBuf> {
+    let reader = Reader::new(value, "staging directory")?;
+    Ok(OsStr::from_bytes(reader.rest).into())
 }
 
 fn put_limit(out: &mut Vec<u8>, limit: Option<u64>) {

@@ -1,5 +1,7 @@
 //! Making a volume, and its record.
 
+use std::path::{Path, PathBuf};
+
 use rfs_kv::{Kv, Txn, transact};
 
 use crate::meta::inode::Node;
@@ -76,6 +78,15 @@ pub(in crate::meta) async fn volume(kv: &dyn Kv) -> Result<Option<Volume>> {
     read(kv, |txn| async move { volume_in(&*txn).await }).await
 }
 
+/// See [`Meta::staging_dir`].
+pub(in crate::meta) async fn staging_dir(kv: &dyn Kv) -> Result<Option<PathBuf>> {
+    read(kv, |txn| async move {
+        let value = txn.get(&key::STAGING).await?;
+        value.as_deref().map(record::decode_staging).transpose()
+    })
+    .await
+}
+
 /// See [`Meta::update_volume`]. Replay-safe: sets.
 pub(in crate::meta) async fn update_volume(kv: &dyn Kv, limits: VolumeLimits) -> Result<Volume> {
     transact(kv, |txn, _| async move {
@@ -88,6 +99,21 @@ pub(in crate::meta) async fn update_volume(kv: &dyn Kv, limits: VolumeLimits) ->
 }
 
 impl Meta {
+    /// Says where this mount stages, for those who come after it; `None`: beside the metadata. Durable at return.
+    ///
+    /// Replay-safe: sets. Conflicts with nothing.
+    pub async fn set_staging_dir(&self, dir: Option<&Path>) -> Result<()> {
+        self.mutate(|txn| async move {
+            match dir {
+                Some(dir) => txn.set(&key::STAGING, &record::encode_staging(dir)),
+                None => txn.clear(&key::STAGING),
+            }
+            Ok(())
+        })
+        .await?;
+        self.sync().await
+    }
+
     /// Changes the limits of the volume; they hold at once on this mount.
     pub async fn set_limits(&self, limits: VolumeLimits) -> Result<()> {
         self.session()?;

@@ -8,6 +8,7 @@ on_every_engine!(
     sessions_come_and_go,
     several_sessions_of_a_shared_volume,
     requests_happen_once,
+    the_staging_directory_is_remembered,
 );
 
 async fn format_makes_one_empty_volume(kv: Arc<dyn Kv>) {
@@ -136,4 +137,17 @@ async fn requests_wait_for_a_free_slot() {
     });
     futures::future::try_join_all(makes).await.unwrap();
     assert_eq!(v.meta.readdir(dir, None, 5000).await.unwrap().items.len(), 3000);
+}
+
+async fn the_staging_directory_is_remembered(kv: Arc<dyn Kv>) {
+    let clock = Arc::new(ManualClock::new(at(5)));
+    Meta::format(&*kv, &FormatOptions::default(), at(5)).await.unwrap();
+    assert_eq!(Meta::staging_dir(&*kv).await.unwrap(), None);
+    let meta = Meta::open(Arc::clone(&kv), clock, &OpenOptions::default()).await.unwrap();
+    let dir = std::path::Path::new("/a disk/staging");
+    meta.set_staging_dir(Some(dir)).await.unwrap();
+    assert_eq!(Meta::staging_dir(&*kv).await.unwrap().as_deref(), Some(dir));
+    assert_eq!(Meta::volume(&*kv).await.unwrap(), Some(meta.opened_volume()));
+    meta.set_staging_dir(None).await.unwrap();
+    assert_eq!(Meta::staging_dir(&*kv).await.unwrap(), None);
 }

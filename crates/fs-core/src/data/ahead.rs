@@ -21,9 +21,8 @@ use super::cache::BlockKey;
 const STALE_AFTER: Duration = Duration::from_secs(5);
 
 /// Plain blocks up to a limit of bytes, those on their way included.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Ahead {
-    bytes_max: u64,
     state: Mutex<State>,
 }
 
@@ -51,14 +50,10 @@ impl Drop for Room {
 }
 
 impl Ahead {
-    pub(super) fn new(bytes_max: u64) -> Ahead {
-        Ahead { bytes_max, state: Mutex::default() }
-    }
-
-    /// Room for `bytes`, if there is some.
-    pub(super) fn claim(self: &Arc<Ahead>, bytes: u64) -> Option<Room> {
+    /// Room for `bytes`, if `bytes_max` leave some.
+    pub(super) fn claim(self: &Arc<Ahead>, bytes: u64, bytes_max: u64) -> Option<Room> {
         let mut state = self.state.lock();
-        while state.bytes + state.claimed + bytes > self.bytes_max {
+        while state.bytes + state.claimed + bytes > bytes_max {
             if !state.drop_stale() {
                 return None;
             }
@@ -159,7 +154,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn blocks_stay_until_they_are_read_to_their_end() {
-        let ahead = Ahead::new(10_000);
+        let ahead = Ahead::default();
         put(&ahead, 1);
         assert!(ahead.has(key(1), LEN) && !ahead.has(key(1), LEN - 1));
         assert_eq!(ahead.get(key(1), LEN, LEN / 2).unwrap().len(), 1000);
@@ -172,25 +167,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn room_is_bounded_and_comes_back_from_readers_and_after_a_while() {
-        let ahead = Arc::new(Ahead::new(10_000));
-        let room = ahead.claim(10_000).expect("all of it");
-        assert!(ahead.claim(1).is_none());
+        let ahead = Arc::new(Ahead::default());
+        let room = ahead.claim(10_000, 10_000).expect("all of it");
+        assert!(ahead.claim(1, 10_000).is_none());
         (0..10).for_each(|number| put(&ahead, number));
         drop(room);
-        assert!(ahead.claim(1).is_none());
+        assert!(ahead.claim(1, 10_000).is_none());
         ahead.was_read(key(3));
-        let room = ahead.claim(1000).expect("a block's room");
-        assert!(ahead.claim(1).is_none());
+        let room = ahead.claim(1000, 10_000).expect("a block's room");
+        assert!(ahead.claim(1, 10_000).is_none());
         drop(room);
         tokio::time::advance(STALE_AFTER).await;
-        assert!(ahead.claim(5000).is_some());
+        assert!(ahead.claim(5000, 10_000).is_some());
         assert_eq!(ahead.bytes(), 5000, "no more is dropped than needed");
         assert!(!ahead.has(key(0), LEN) && ahead.has(key(9), LEN));
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_was_read_is_forgotten() {
-        let ahead = Ahead::new(10_000);
+        let ahead = Ahead::default();
         for number in 0..10_000 {
             put(&ahead, number);
             ahead.was_read(key(number));

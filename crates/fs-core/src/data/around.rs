@@ -13,10 +13,12 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::types::PackId;
 
@@ -39,6 +41,8 @@ const DENSE_OF_16: usize = 10;
 /// A read of at most so many bytes costs little less than a small window, which is fetched when other reads were near.
 const TINY_BYTES: u64 = 16 << 10;
 const TINY_NEAR: usize = 2;
+/// A window that nobody came for in this time gives up its room, where that is needed for something else.
+const STALE_AFTER: Duration = Duration::from_secs(5);
 /// For so many windows after one that was fetched for nothing, only reads that follow others open one.
 const DOUBTS: u32 = 16;
 
@@ -61,8 +65,7 @@ struct State {
     /// The size of the next window, if it is not the first.
     bytes: u64,
     doubts: u32,
-    /// Counts uses of windows, and windows.
-    clock: u64,
+    last_id: u64,
 }
 
 /// What one fetch brings.
@@ -79,8 +82,7 @@ struct Window {
     held: u64,
     /// Bytes that were taken.
     taken: u64,
-    /// When it was last used.
-    used_at: u64,
+    used_at: Instant,
     /// It was worth its bytes.
     proven: bool,
     /// The pack ends where it does.
@@ -215,6 +217,13 @@ impl Around {
         self.state.lock().make_room(0, memory_bytes);
     }
 
+    /// Bytes that windows hold, without those that nobody came for in a while.
+    pub(super) fn bytes_in_use(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.windows.retain(|window| window.coming.is_some() || window.used_at.elapsed() < STALE_AFTER);
+        state.held()
+    }
+
     /// Where a window ends: where the next one begins if that is before `end` or close behind, and so with the pack's end.
     fn end_of(&self, state: &State, pack: PackId, start: u64, end: u64) -> u64 {
         let next = state.windows_of(pack).map(|window| window.range.start).filter(|at| *at > start).min();
@@ -228,9 +237,9 @@ impl Around {
 
     fn open(self: &Arc<Around>, state: &mut State, pack: PackId, range: Range<u64>) -> Claim {
         let (sender, coming) = watch::channel(());
-        state.clock += 1;
         state.doubts = state.doubts.saturating_sub(1);
-        let id = state.clock;
+        state.last_id += 1;
+        let id = state.last_id;
         state.windows.push(Window {
             id,
             pack,
@@ -239,7 +248,7 @@ impl Around {
             pieces: Vec::new(),
             held: range.end - range.start,
             taken: 0,
-            used_at: id,
+            used_at: Instant::now(),
             proven: false,
             is_last: false,
         });
@@ -248,6 +257,10 @@ impl Around {
 }
 
 impl State {
+    fn held(&self) -> u64 {
+        self.windows.iter().map(|window| window.held).sum()
+    }
+
     fn windows_of(&self, pack: PackId) -> impl Iterator<Item = &Window> {
         self.windows.iter().filter(move |window| window.pack == pack)
     }
@@ -321,10 +334,8 @@ impl State {
             at = end;
         }
         for (index, piece, part) in &parts {
-            self.clock += 1;
-            let used_at = self.clock;
             let window = &mut self.windows[*index];
-            window.used_at = used_at;
+            window.used_at = Instant::now();
             window.take(*piece, part.len());
             if !window.proven && window.taken >= window.len() / 2 {
                 window.proven = true;
@@ -344,7 +355,7 @@ impl State {
 
     /// Makes room for `bytes` more; whether there is enough then.
     fn make_room(&mut self, bytes: u64, memory_bytes: u64) -> bool {
-        let mut held: u64 = self.windows.iter().map(|window| window.held).sum();
+        let mut held = self.held();
         while held + bytes > memory_bytes || self.windows.len() >= WINDOWS_MAX {
             let crowded = self.windows.len() >= WINDOWS_MAX;
             let useful = |window: &Window| window.coming.is_none() && (crowded || window.held > 0);
@@ -440,7 +451,7 @@ mod tests {
     }
 
     fn held(around: &Around) -> u64 {
-        around.state.lock().windows.iter().map(|window| window.held).sum()
+        around.state.lock().held()
     }
 
     #[test]

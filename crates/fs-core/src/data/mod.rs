@@ -106,7 +106,8 @@ pub struct DataOptions {
     pub fetch_around_bytes: u32,
     /// Limit of what such GETs brought and nobody read, in bytes; and what is not fetched ahead below is theirs too.
     pub around_memory_bytes: u64,
-    /// Limit of plain blocks that were fetched ahead of readers, in bytes; 0 turns that off.
+    /// Limit of plain blocks that were fetched ahead of readers, in bytes, and what the above does not need is theirs too; 0
+    /// turns that off.
     pub readahead_memory_bytes: u64,
 }
 
@@ -130,7 +131,7 @@ impl DataOptions {
             io_timeout: Some(Duration::from_mins(5)),
             idle_seal: Duration::from_secs(1),
             fetch_gap_bytes: 64 << 10,
-            fetch_bytes_max: 4 << 20,
+            fetch_bytes_max: 8 << 20,
             fetch_memory_bytes: 64 << 20,
             fetch_around_bytes: 8 << 20,
             around_memory_bytes: 32 << 20,
@@ -781,6 +782,11 @@ impl Data {
     /// show when the bytes are read.
     pub fn prefetch(&self, ranges: &[ReadRange]) -> bool {
         self.reader.prefetch(ranges)
+    }
+
+    /// Bytes that [`Data::prefetch`] may hold for all readers together, if nobody reads small files meanwhile.
+    pub fn readahead_bytes_max(&self) -> u64 {
+        self.options.readahead_memory_bytes + self.options.around_memory_bytes
     }
 
     /// [`Data::verify_many`] for one run.

@@ -37,7 +37,7 @@ use crate::types::{Block, CHUNK_BYTES, Error, ErrorKind, PackId, PackedRun, Resu
 /// Tasks that prefetch; more are shed.
 const PREFETCHES_MAX: usize = 16;
 /// Prefetched blocks a task.
-const PREFETCH_BLOCKS: usize = 32;
+const PREFETCH_BLOCKS: usize = 128;
 /// Fetches that verifying has under way.
 const VERIFIES_MAX: usize = 4;
 /// Longer runs are parts of large files, whose readers know what comes next.
@@ -114,7 +114,7 @@ impl Reader {
             staging,
             memory: MemoryCache::new(options.cache_memory_bytes, options.block_bytes),
             disk: disk.map(Arc::new),
-            ahead: Arc::new(Ahead::new(options.readahead_memory_bytes)),
+            ahead: Arc::default(),
             flights: Flights::default(),
             around: Around::new(options.fetch_around_bytes, options.pack_bytes),
             fetch_memory: Budget::new(options.fetch_memory_bytes),
@@ -176,26 +176,38 @@ impl Reader {
             // A record that cannot be is told to whoever reads it.
             let _ = for_blocks(&range.run, range.bytes(), |wanted, _| {
                 let (key, len) = (wanted.key, wanted.plain_len);
-                if !self.ahead.has(key, len) && self.memory.get(key, len).is_none() {
+                let is_here = self.ahead.has(key, len)
+                    || self.memory.get(key, len).is_some()
+                    || self.packs.bytes(key.0, key.1, wanted.block.stored_len).is_some();
+                if !is_here {
                     missing.insert(key, wanted);
                 }
             });
         }
         let missing: Vec<Wanted> = missing.into_values().collect();
         let bytes = missing.iter().map(|wanted| u64::from(wanted.plain_len)).sum();
-        let Some(room) = self.ahead.claim(bytes).map(Arc::new) else { return false };
+        let Some(room) = self.ahead.claim(bytes, self.ahead_bytes_max()).map(Arc::new) else { return false };
         self.around.shrink(self.around_bytes_max());
         for part in missing.chunks(PREFETCH_BLOCKS) {
             let Some(turn) = self.prefetch_turn() else { return false };
-            let (part, room) = (part.to_vec(), Arc::clone(&room));
+            // Begun here and not in the task, so that the reader's next request finds them.
+            let (flights, _) = self.flights_for(part, ReadHint::Ahead);
+            let room = Arc::clone(&room);
             self.tasks.spawn(async move {
-                if let Err(error) = turn.0.bring(&part, ReadHint::Ahead, &mut HashMap::new()).await {
-                    tracing::debug!(%error, "prefetch");
-                }
-                drop(room);
+                // Errors are told to whoever reads.
+                future::join_all(flights).await;
+                drop((room, turn));
             });
         }
         true
+    }
+
+    /// What is fetched ahead may hold: what windows on packs do not need now is theirs.
+    fn ahead_bytes_max(&self) -> u64 {
+        match self.options.readahead_memory_bytes {
+            0 => 0,
+            own => own + self.options.around_memory_bytes.saturating_sub(self.around.bytes_in_use()),
+        }
     }
 
     /// Bytes of plain blocks in memory.
@@ -312,7 +324,11 @@ impl Reader {
     async fn fly(self: Arc<Reader>, group: Vec<Wanted>, hint: ReadHint) -> Fetched {
         let _landing =
             Landing { reader: Arc::clone(&self), keys: group.iter().map(|wanted| wanted.key).collect() };
-        let _memory = self.fetch_memory.acquire(span_bytes(&group)).await;
+        // What is fetched ahead has claimed its room.
+        let _memory = match hint {
+            ReadHint::Ahead => None,
+            ReadHint::Normal | ReadHint::Once => Some(self.fetch_memory.acquire(span_bytes(&group)).await),
+        };
         let mut fetched = HashMap::with_capacity(group.len());
         let missing = self.ask_staging(group, hint, &mut fetched).await;
         let missing = self.ask_disk(missing, hint, &mut fetched).await;

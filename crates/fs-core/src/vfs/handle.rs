@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
@@ -219,6 +219,8 @@ pub(super) struct FileHandle {
     pub(super) inode: InodeRef,
     pub(super) flags: OpenFlags,
     pub(super) readahead: Mutex<Readahead>,
+    /// Set when it is read ahead of: those who are share the memory for it.
+    pub(super) read_ahead_of: OnceLock<Arc<()>>,
     /// Failures of the file that this handle has told, or that were before it.
     pub(super) failures_told: AtomicU64,
 }

@@ -63,6 +63,8 @@ pub struct Vfs {
     inodes: Arc<InodeTable>,
     known: KnownTable,
     handles: HandleTable,
+    /// As many more references as there are handles that are read ahead of.
+    readers_ahead: Arc<()>,
     flusher: Flusher,
     collector: Collector,
     tasks: Tasks,
@@ -103,6 +105,7 @@ impl Vfs {
             inodes: InodeTable::new(),
             known: KnownTable::new(),
             handles: HandleTable::new(),
+            readers_ahead: Arc::default(),
             flusher: Flusher::new(),
             collector: Collector::new(),
             tasks,

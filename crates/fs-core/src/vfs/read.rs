@@ -13,6 +13,8 @@ use super::request::{AccessMode, Fh, Whence};
 use crate::data::{Pressure, ReadHint, ReadRange, overlay};
 use crate::types::{CHUNK_BYTES, ChunkIndex, Error, ErrorKind, Ino, Result};
 
+/// A reader's share of the memory for reading ahead, however many there are: some of them may be idle.
+const READAHEAD_SHARE_MIN: u64 = 2 << 20;
 /// Times that a reader resolves a file again because its packs were compacted away.
 const RESOLVES_MAX: u32 = 3;
 
@@ -151,10 +153,18 @@ impl Vfs {
         Ok(buffer.freeze())
     }
 
+    /// The window of one of those who are read ahead of now. A quarter of the memory is left for what somebody has asked
+    /// for and not taken: without it, who comes last would find none.
+    fn readahead_share(&self) -> u64 {
+        let readers = Arc::strong_count(&self.readers_ahead).saturating_sub(1).max(1) as u64;
+        let share = self.data.readahead_bytes_max() / 4 * 3 / readers;
+        share.max(READAHEAD_SHARE_MIN).min(self.options.readahead_bytes_max)
+    }
+
     /// Starts to fetch what a sequential reader will ask for.
     async fn read_ahead(&self, handle: &FileHandle, offset: u64, len: u64) -> Result<()> {
         let window_max = match self.memory.pressure() {
-            Pressure::Normal => self.options.readahead_bytes_max,
+            Pressure::Normal => self.readahead_share(),
             Pressure::High => 0,
         };
         let ahead = handle.readahead.lock().advance(offset, len, window_max);
@@ -169,7 +179,11 @@ impl Vfs {
                 Part::Zeros(_) | Part::Bytes(_) => None,
             })
             .collect();
-        if !ranges.is_empty() && !self.data.prefetch(&ranges) {
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        handle.read_ahead_of.get_or_init(|| Arc::clone(&self.readers_ahead));
+        if !self.data.prefetch(&ranges) {
             handle.readahead.lock().refused(&range);
         }
         Ok(())

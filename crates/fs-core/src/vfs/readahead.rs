@@ -44,8 +44,9 @@ impl Readahead {
             if self.streams.len() == STREAMS {
                 self.streams.remove(0);
             }
-            // Only a read of the beginning is taken for the start of a stream at once.
-            let window = if offset == 0 { WINDOW_MIN } else { 0 };
+            // Only a read of the beginning is taken for the start of a stream at once. A kernel that reads ahead itself
+            // sends several such requests together.
+            let window = if offset == 0 { WINDOW_MIN.max(4 * len) } else { 0 };
             self.streams.push(Stream { next: end, ahead: end, window, steps: 0 });
             let stream = self.streams.last_mut()?;
             return stream.extend(window_max);

@@ -313,7 +313,7 @@ impl Default for VfsOptions {
             atime: AtimeMode::Relatime,
             io_timeout: Some(Duration::from_mins(5)),
             flush_after: Duration::from_secs(5),
-            readahead_bytes_max: 16 << 20,
+            readahead_bytes_max: 32 << 20,
             compact_groups: 32,
             gc_interval: Duration::from_mins(1),
             heartbeat: false,

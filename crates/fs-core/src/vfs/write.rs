@@ -4,6 +4,7 @@
 //! a flush when there is none) and room from the volume's capacity, so that no accepted byte is refused later.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -64,6 +65,7 @@ impl Vfs {
             inode,
             flags,
             readahead: Mutex::new(Readahead::default()),
+            read_ahead_of: OnceLock::new(),
             failures_told: AtomicU64::new(failures),
         };
         let fh = self.handles.add_file(handle);

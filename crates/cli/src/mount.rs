@@ -48,7 +48,7 @@ pub(crate) struct Args {
     #[arg(short, long)]
     pub(crate) daemon: bool,
     /// Mount options, as in fstab: ro, allow_other, noatime, nosuid, nonempty, …; also memory=, cache-dir=, cache-size=,
-    /// io-timeout=, writeback-cache=, staging=, staging-max=
+    /// io-timeout=, writeback-cache=, staging=, staging-max=, pack-size=
     #[arg(short, value_name = "OPTIONS")]
     pub(crate) options: Vec<String>,
     /// Nothing can be changed (as -o ro)
@@ -80,7 +80,14 @@ pub(crate) struct Args {
     /// Most bytes in the staging directory; beyond them fsync waits for the store. The last tenth of the disk is left free
     #[arg(long, value_name = "SIZE")]
     pub(crate) staging_max: Option<Size>,
+    /// Most bytes of one object in the store, 16MiB to 64MiB (16.5MiB unless said otherwise). Larger ones are fewer and are
+    /// sent in parts while they fill, which suits a store that is far away; they take more --memory
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) pack_size: Option<Size>,
 }
+
+/// What `--pack-size` can be: below, a pack could not hold what belongs together; above, one writer takes too much memory.
+const PACK_SIZES: std::ops::RangeInclusive<Size> = Size(16 << 20)..=Size(64 << 20);
 
 /// What to mount where and how: arguments and options, parsed and checked.
 #[derive(Debug)]
@@ -93,6 +100,7 @@ struct Settings {
     io_timeout: Duration,
     staging: Option<Staging>,
     staging_max: Size,
+    pack_size: Option<Size>,
 }
 
 impl Settings {
@@ -127,6 +135,10 @@ impl Settings {
                 "--memory {memory} is too little: give it {MEMORY_MIN} at least"
             )));
         }
+        if let Some(size) = args.pack_size.filter(|size| !PACK_SIZES.contains(size)) {
+            let (least, most) = (PACK_SIZES.start(), PACK_SIZES.end());
+            return Err(Failure::usage(format!("--pack-size {size}: it can be {least} to {most}")));
+        }
         let cache = match (args.cache_dir, args.cache_size) {
             (Some(dir), size) => {
                 let dir = crate::url::absolute(&dir).map_err(Failure::usage)?;
@@ -150,6 +162,7 @@ impl Settings {
             io_timeout: args.io_timeout.map_or(volume::IO_TIMEOUT_DEFAULT, |span| span.0),
             staging: args.staging,
             staging_max: args.staging_max.unwrap_or(STAGING_MAX_DEFAULT),
+            pack_size: args.pack_size,
         })
     }
 }
@@ -162,8 +175,16 @@ impl Settings {
 }
 
 /// Options of `-o` that are ours rather than the kernel's, with dashes.
-const OWN_OPTIONS: [&str; 7] =
-    ["memory", "cache-dir", "cache-size", "io-timeout", "writeback-cache", "staging", "staging-max"];
+const OWN_OPTIONS: [&str; 8] = [
+    "memory",
+    "cache-dir",
+    "cache-size",
+    "io-timeout",
+    "writeback-cache",
+    "staging",
+    "staging-max",
+    "pack-size",
+];
 
 /// Whether a word of `-o` is an option of ours.
 pub(crate) fn is_own_option(name: &str) -> bool {
@@ -181,6 +202,7 @@ impl Args {
             "io-timeout" => self.io_timeout = Some(given()?.parse()?),
             "writeback-cache" => self.writeback_cache = Some(given()?.parse()?),
             "staging" => self.staging = Some(given()?.parse()?),
+            "pack-size" => self.pack_size = Some(given()?.parse()?),
             "staging-max" => self.staging_max = Some(given()?.parse()?),
             _ => return Ok(false),
         }
@@ -250,6 +272,7 @@ async fn start(url: &MetaUrl, settings: Settings) -> Result<Running> {
         io_timeout: settings.io_timeout,
         staging: settings.staging.clone(),
         staging_max: settings.staging_max,
+        pack_size: settings.pack_size,
         on_lost: OnLost::Refuse,
     };
     let volume = Volume::open(url, &open).await?;
@@ -428,6 +451,7 @@ pub(crate) fn run_for_mount(spec: &str, directory: &Path, options: &str) -> Resu
         writeback_cache: None,
         staging: None,
         staging_max: None,
+        pack_size: None,
     };
     run(&args, &LogArgs::default())
 }

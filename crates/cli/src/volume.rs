@@ -57,6 +57,8 @@ pub(crate) struct OpenSettings {
     pub(crate) staging: Option<Staging>,
     /// Most bytes that are staged; 0: none, but what is staged is found.
     pub(crate) staging_max: Size,
+    /// Most bytes of a pack; `None`: as many as one request sends.
+    pub(crate) pack_size: Option<Size>,
     /// What to do when staged bytes are not there.
     pub(crate) on_lost: OnLost,
 }
@@ -76,6 +78,7 @@ impl Default for OpenSettings {
             io_timeout: IO_TIMEOUT_DEFAULT,
             staging: None,
             staging_max: Size(0),
+            pack_size: None,
             on_lost: OnLost::Refuse,
         }
     }
@@ -151,7 +154,12 @@ impl Volume {
         let part = settings.memory.0 / 12;
         let memory = Budget::new(6 * part);
         let session = meta.session_id().unwrap_or(SessionId(0));
+        let usual = DataOptions::new(session, record.uuid, Arc::clone(&memory));
+        let pack_bytes = settings.pack_size.and_then(|Size(bytes)| u32::try_from(bytes).ok());
+        let pack_bytes = pack_bytes.unwrap_or(usual.pack_bytes);
         let options = DataOptions {
+            pack_bytes,
+            part_bytes: pack_bytes.min(usual.part_bytes),
             block_bytes: record.block_bytes,
             cache_memory_bytes: part,
             readahead_memory_bytes: 2 * part,
@@ -163,7 +171,7 @@ impl Volume {
                 .map(|(dir, Size(bytes_max))| DiskCacheOptions { dir, bytes_max }),
             io_timeout: Some(settings.io_timeout).filter(|timeout| !timeout.is_zero()),
             staging: staging.clone(),
-            ..DataOptions::new(session, record.uuid, Arc::clone(&memory))
+            ..usual
         };
         let data = Data::open(options, store).await;
         let data = Arc::new(data.map_err(|e| meta_failure(e, "opening the data layer"))?);

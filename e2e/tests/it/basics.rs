@@ -237,3 +237,25 @@ fn fallocate(file: &fs::File, mode: i32) -> std::io::Result<()> {
     let result = unsafe { libc::fallocate(file.as_raw_fd(), mode, 4096, 4096) };
     if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
+
+#[test]
+fn larger_packs_are_sent_in_parts() {
+    let Some(volume) = Volume::format(Backend::S3) else { return };
+    let mount = volume.mount_with(&MountOptions::args(&["--pack-size", "64MiB"]));
+    let mut state = 1_u64;
+    let words = (0..(100 << 20) / 8).flat_map(|_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state ^ (state >> 29)).to_le_bytes()
+    });
+    let bytes: Vec<u8> = words.collect();
+    fs::write(mount.path().join("large"), &bytes).unwrap();
+    mount.unmount();
+    let bucket = volume.s3.as_ref().expect("the volume has a server").bucket_dir("bucket");
+    let found = Command::new("find").arg(bucket).args(["-type", "f", "-size", "+40M"]).output().unwrap();
+    let large = String::from_utf8(found.stdout).unwrap().lines().count();
+    assert!(large >= 1, "no object is larger than what one request sends");
+    let mount = volume.mount();
+    assert!(fs::read(mount.path().join("large")).unwrap() == bytes);
+    mount.unmount();
+    volume.assert_clean();
+}

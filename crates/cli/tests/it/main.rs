@@ -335,6 +335,7 @@ fn wrong_usage_is_explained() {
         (vec!["mount", "-o", "nosiud", "redb:///a/b", "/mnt"], vec!["nosiud"]),
         (vec!["mount", "-o", "memory=lots", "redb:///a/b", "/mnt"], vec!["lots"]),
         (vec!["mount", "--memory", "1M", "redb:///a/b", "/mnt"], vec!["32 MiB"]),
+        (vec!["mount", "--pack-size", "128M", "redb:///a/b", "/mnt"], vec!["16 MiB to 64 MiB"]),
         (vec!["mount", "--cache-size", "1G", "redb:///a/b", "/mnt"], vec!["--cache-dir"]),
     ] {
         let args: Vec<&str> = args.into_iter().collect();

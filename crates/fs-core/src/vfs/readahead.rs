@@ -14,6 +14,8 @@ const WINDOW_MIN: u64 = 512 << 10;
 /// A read so far before or after the expected place still belongs to the stream: the kernel asks for what it reads ahead,
 /// up to 4 MiB, in several requests at a time, and several threads take them.
 const SLACK: u64 = 4 << 20;
+/// But no farther than so many requests: small ones here and there in a file are often near each other.
+const SLACK_REQUESTS: u64 = 8;
 
 /// Streams of one handle.
 #[derive(Debug, Default)]
@@ -39,7 +41,8 @@ impl Readahead {
             return None;
         }
         let end = offset + len;
-        let near = |s: &Stream| offset <= s.next + SLACK && end + SLACK > s.next;
+        let slack = SLACK.min(SLACK_REQUESTS * len);
+        let near = |s: &Stream| offset <= s.next + slack && end + slack > s.next;
         let Some(index) = self.streams.iter().position(near) else {
             if self.streams.len() == STREAMS {
                 self.streams.remove(0);
@@ -144,6 +147,14 @@ mod tests {
         let mut readahead = Readahead::default();
         for i in 1..100u64 {
             assert_eq!(readahead.advance(i * 7919 % 100 * (10 << 20) + 4096, 4096, MAX), None);
+        }
+    }
+
+    #[test]
+    fn small_reads_here_and_there_fetch_nothing() {
+        let mut readahead = Readahead::default();
+        for i in 1..4000u64 {
+            assert_eq!(readahead.advance(i * 7919 % (64 << 8) * 4096, 4096, MAX), None);
         }
     }
 

@@ -1,4 +1,5 @@
-//! One method per FUSE request: decodes its arguments, names the call of [`Vfs`] that serves it, encodes the answer.
+//! One method per FUSE request: decodes its arguments, names the call of [`Vfs`] that serves it, and the reply that takes its
+//! result.
 //!
 //! Decides what the kernel may remember (time-to-live of names and attributes, pages, directory listings) and nothing else.
 //! Permissions are the kernel's business (`default_permissions`); flock(2) and fcntl(2) locks are too, and are exact there
@@ -8,7 +9,7 @@
 use std::ffi::OsStr;
 use std::future::Future;
 use std::io;
-use std::ops::ControlFlow;
+use std::ops::Deref;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,26 +17,27 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier,
-    RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite,
-    ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, INodeNo, InitFlags, IoctlFlags,
+    KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr,
+    ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
+    TimeOrNow, WriteFlags,
 };
-use parking_lot::Mutex;
-use rfs_core::types::{Attr, ErrorKind, Ino, Name, Result, SetAttr};
+use rfs_core::types::{ErrorKind, Ino, Name, Result, SetAttr};
 use rfs_core::vfs::{
-    AccessMode, CopyArgs, DirEntry, Fh, FsyncMode, NewNode, NodeKind, OpenFlags as VfsOpenFlags, Opened,
-    ReaddirArgs, ReaddirMode, RenameArgs, RenameMode, Statfs, Vfs, WriteArgs, WriteOrigin,
+    AccessMode, CopyArgs, DirEntry, Fh, FsyncMode, NewNode, NodeKind, OpenFlags as VfsOpenFlags, ReaddirArgs,
+    RenameArgs, RenameMode, Vfs, WriteArgs, WriteOrigin,
 };
-use tracing::{Span, debug, debug_span, warn};
+use tracing::{debug, debug_span, warn};
 
+use crate::answer::{Answer, LookupReply, XattrReply};
 use crate::bridge::Bridge;
 use crate::buffers::Buffers;
 use crate::convert;
 use crate::given::{Created, Entry, Given, OpenDirectory, OpenFile};
 #[cfg(target_os = "linux")]
 use crate::killed;
+use crate::listing::{Listing, Page};
 use crate::mount::Sharing;
 use crate::notify::{Notice, Notices};
 use crate::tune::Caching;
@@ -56,11 +58,6 @@ const EXCLUSIVE_TTL: Duration = Duration::from_hours(1);
 
 /// The same where other clients can change them.
 const SHARED_TTL: Duration = Duration::from_secs(1);
-
-/// Entries that fit an answer of 32 KiB (what the C library asks for) with names of average length; with attributes, each
-/// is 128 bytes longer.
-const NAMES_PER_ANSWER: usize = 768;
-const ENTRIES_PLUS_PER_ANSWER: usize = 192;
 
 /// Most bytes of one `copy_file_range`: the answer counts them in 32 bits.
 const COPY_BYTES_MAX: u64 = 1 << 31;
@@ -84,7 +81,7 @@ pub(crate) struct AdapterOptions {
 /// Serves FUSE requests from a [`Vfs`].
 #[derive(Debug)]
 pub(crate) struct Adapter {
-    vfs: Arc<Vfs>,
+    fs: Fs,
     bridge: Bridge,
     notices: Notices,
     options: AdapterOptions,
@@ -107,9 +104,65 @@ impl Adapter {
             Sharing::Exclusive => EXCLUSIVE_TTL,
             Sharing::Shared => SHARED_TTL,
         };
+        let fs = Fs { vfs, sync_names: options.sync_names };
         let writers = (options.caching == Caching::Writes).then(Arc::default);
         let (buffers, mountpoint) = (Buffers::default(), mountpoint.into());
-        Adapter { vfs, bridge, notices, options, ttl, writers, buffers, mountpoint }
+        Adapter { fs, bridge, notices, options, ttl, writers, buffers, mountpoint }
+    }
+
+    /// Serves a request about `ino`: does `work`, and answers with what it comes to.
+    fn serve<T, F>(
+        &self,
+        op: &'static str,
+        request: &Request,
+        ino: INodeNo,
+        reply: impl Answer<T>,
+        work: impl FnOnce(Fs, Ino) -> F,
+    ) where
+        T: Given,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let span = debug_span!("fuse", op, req = request.unique().0, ino = ino.0, pid = request.pid());
+        let ttl = self.ttl;
+        self.bridge.answer(span, work(self.fs.clone(), convert::ino(ino)), move |result| match result {
+            Ok(value) => reply.give(value, ttl),
+            Err(errno) => reply.fail(errno, ttl),
+        });
+    }
+
+    fn list<R: Listing>(
+        &self,
+        op: &'static str,
+        request: &Request,
+        ino: INodeNo,
+        (fh, cookie): (FileHandle, u64),
+        reply: R,
+    ) {
+        let ttl = self.ttl;
+        let page = Page::new(Arc::clone(&self.fs.vfs), reply);
+        let args = ReaddirArgs { fh: Fh(fh.0), cookie, mode: R::MODE, entries_max: R::ENTRIES_MAX };
+        let filled = page.clone();
+        self.serve(op, request, ino, page, |fs, _| async move {
+            fs.readdir(args, &mut |entry: &DirEntry<'_>| filled.take(entry, ttl)).await
+        });
+    }
+
+    /// Answers with the inode's flags, encoded.
+    fn get_flags(&self, request: &Request, ino: INodeNo, reply: ReplyIoctl, encode: fn(u32) -> Vec<u8>) {
+        self.serve("getflags", request, ino, reply, |fs, ino| async move {
+            Ok(encode(fs.getattr(ino).await?.flags))
+        });
+    }
+
+    fn set_flags(&self, request: &Request, ino: INodeNo, flags: u32, reply: ReplyIoctl) {
+        let (caller, notices) = (convert::caller(request), self.notices.clone());
+        self.serve("setflags", request, ino, reply, |fs, ino| async move {
+            let set = SetAttr { flags: Some(flags), ..SetAttr::default() };
+            fs.setattr(&caller, ino, set, None).await?;
+            // To the kernel an ioctl changes nothing, yet ctime has changed.
+            notices.send(Notice::Attributes(ino)).await;
+            Ok(Vec::new())
+        });
     }
 
     /// The table that a handle opened with `flags` is to be counted in.
@@ -124,146 +177,39 @@ impl Adapter {
         }
     }
 
-    fn vfs(&self) -> Arc<Vfs> {
-        Arc::clone(&self.vfs)
-    }
-
-    /// What changes names in `directory` waits for it to be durable if the mount is `dirsync`.
-    fn names(&self) -> Names {
-        Names { vfs: self.vfs(), sync: self.options.sync_names }
-    }
-
-    fn answer_entry(
-        &self,
-        span: Span,
-        reply: ReplyEntry,
-        work: impl Future<Output = Result<Entry>> + Send + 'static,
-    ) {
-        let ttl = self.ttl;
-        self.bridge.answer(span, work, move |result| match result {
-            Ok(Entry { attr, .. }) => reply.entry(&ttl, &convert::file_attr(&attr), generation(&attr)),
-            Err(e) => reply.error(e),
-        });
-    }
-
-    fn answer_attr(
-        &self,
-        span: Span,
-        reply: ReplyAttr,
-        work: impl Future<Output = Result<Attr>> + Send + 'static,
-    ) {
-        let ttl = self.ttl;
-        self.bridge.answer(span, work, move |result| match result {
-            Ok(attr) => reply.attr(&ttl, &convert::file_attr(&attr)),
-            Err(e) => reply.error(e),
-        });
-    }
-
-    fn answer_empty(
-        &self,
-        span: Span,
-        reply: ReplyEmpty,
-        work: impl Future<Output = Result<()>> + Send + 'static,
-    ) {
-        self.bridge.answer(span, work, move |result| match result {
-            Ok(()) => reply.ok(),
-            Err(e) => reply.error(e),
-        });
-    }
-
-    /// Answers with a value whose size alone is asked for by `size` 0, as for extended attributes.
-    fn answer_sized(
-        &self,
-        span: Span,
-        size: u32,
-        reply: ReplyXattr,
-        work: impl Future<Output = Result<Bytes>> + Send + 'static,
-    ) {
-        self.bridge.answer(span, work, move |result| match result {
-            Ok(value) => match u32::try_from(value.len()) {
-                Ok(len) if size == 0 => reply.size(len),
-                Ok(len) if len <= size => reply.data(&value),
-                Ok(_) | Err(_) => reply.error(Errno::ERANGE),
-            },
-            Err(e) => reply.error(e),
-        });
-    }
-
-    fn list<R: Listing>(&self, span: Span, fh: FileHandle, cookie: u64, reply: R) {
-        let vfs = self.vfs();
-        let ttl = self.ttl;
-        // The work fills the reply; whoever answers takes it out. If the answer goes out before the work is done, the
-        // work finds it gone.
-        let slot = Arc::new(Mutex::new(Some(Filled { reply, looked_up: Vec::new() })));
-        let filled = Arc::clone(&slot);
-        let owner = self.vfs();
-        let args = ReaddirArgs { fh: Fh(fh.0), cookie, mode: R::MODE, entries_max: R::ENTRIES_MAX };
-        let work = async move {
-            let mut sink = |entry: &DirEntry<'_>| {
-                let taken = filled.lock().as_mut().is_some_and(|filled| filled.take(entry, ttl));
-                if taken { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-            };
-            vfs.readdir(args, &mut sink).await
-        };
-        self.bridge.answer(span, work, move |result| {
-            let Some(Filled { reply, looked_up }) = slot.lock().take() else { return };
-            match result {
-                Ok(()) => reply.send(),
-                Err(e) => {
-                    reply.fail(e);
-                    // Each was counted when it was taken.
-                    for ino in looked_up {
-                        owner.forget(ino, 1);
-                    }
-                }
-            }
-        });
-    }
-
-    /// Answers with the inode's flags, encoded.
-    fn get_flags(&self, span: Span, ino: INodeNo, reply: ReplyIoctl, encode: fn(u32) -> Vec<u8>) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
-        let work = async move { Ok(vfs.getattr(number).await?.flags) };
-        self.bridge.answer(span, work, move |result| match result {
-            Ok(flags) => reply.ioctl(0, &encode(flags)),
-            Err(e) => reply.error(e),
-        });
-    }
-
-    fn set_flags(&self, request: &Request, ino: INodeNo, flags: u32, reply: ReplyIoctl) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
-        let caller = convert::caller(request);
-        let notices = self.notices.clone();
-        let work = async move {
-            let set = SetAttr { flags: Some(flags), ..SetAttr::default() };
-            vfs.setattr(&caller, number, set, None).await?;
-            // To the kernel an ioctl changes nothing, yet ctime has changed.
-            notices.send(Notice::Attributes(number)).await;
-            Ok(())
-        };
-        self.bridge.answer(span("setflags", request, ino), work, move |result| match result {
-            Ok(()) => reply.ioctl(0, &[]),
-            Err(e) => reply.error(e),
-        });
+    /// How to get what the kernel holds of files; `None` if it holds nothing.
+    fn unsent(&self) -> Option<Unsent> {
+        let writers = self.writers.clone().filter(|writers| writers.any())?;
+        Some(Unsent { writers, notices: self.notices.clone() })
     }
 }
 
-/// Makes changes of names durable where the mount asks for it.
-struct Names {
+/// The filesystem, as a request uses it.
+#[derive(Debug, Clone)]
+struct Fs {
     vfs: Arc<Vfs>,
-    sync: bool,
+    sync_names: bool,
 }
 
-impl Names {
+impl Deref for Fs {
+    type Target = Vfs;
+
+    fn deref(&self) -> &Vfs {
+        &self.vfs
+    }
+}
+
+impl Fs {
+    /// Makes what changed in `directory` durable if the mount asks for it (`dirsync`).
     async fn changed(&self, directory: Ino) -> Result<()> {
-        if self.sync { self.vfs.fsyncdir(directory).await } else { Ok(()) }
+        if self.sync_names { self.vfs.fsyncdir(directory).await } else { Ok(()) }
     }
 
     /// The same for what gave the kernel something.
-    async fn gave<T: Given>(&self, directory: Ino, given: T) -> Result<T> {
-        match self.changed(directory).await {
+    async fn gave<T: Given>(self, directory: Ino, given: impl FnOnce(Arc<Vfs>) -> T) -> Result<T> {
+        let changed = self.changed(directory).await;
+        let given = given(self.vfs);
+        match changed {
             Ok(()) => Ok(given),
             Err(error) => {
                 given.take_back().await;
@@ -271,86 +217,21 @@ impl Names {
             }
         }
     }
-
-    fn entry(&self, attr: Attr) -> Entry {
-        Entry { vfs: Arc::clone(&self.vfs), attr }
-    }
 }
 
-/// A listing on its way out.
-struct Filled<R> {
-    reply: R,
-    looked_up: Vec<Ino>,
+/// What the kernel may hold of files that are open for writing.
+struct Unsent {
+    writers: Arc<Writers>,
+    notices: Notices,
 }
 
-impl<R: Listing> Filled<R> {
-    /// Takes an entry; false if it does not fit.
-    fn take(&mut self, entry: &DirEntry<'_>, ttl: Duration) -> bool {
-        let taken = self.reply.take(entry, ttl);
-        if taken && entry.attr.is_some() {
-            self.looked_up.push(entry.ino);
+impl Unsent {
+    /// Has the kernel send it.
+    async fn fetch(&self, ino: Ino) {
+        if self.writers.has(ino) {
+            self.notices.write_back(ino).await;
         }
-        taken
     }
-}
-
-/// An answer that holds a piece of a directory listing.
-trait Listing: Send + 'static {
-    const MODE: ReaddirMode;
-    const ENTRIES_MAX: usize;
-
-    /// Takes an entry; false if it does not fit.
-    fn take(&mut self, entry: &DirEntry<'_>, ttl: Duration) -> bool;
-    fn send(self);
-    fn fail(self, errno: Errno);
-}
-
-impl Listing for ReplyDirectory {
-    const MODE: ReaddirMode = ReaddirMode::Names;
-    const ENTRIES_MAX: usize = NAMES_PER_ANSWER;
-
-    fn take(&mut self, entry: &DirEntry<'_>, _ttl: Duration) -> bool {
-        let kind = convert::file_type(entry.kind);
-        !self.add(INodeNo(entry.ino.0), entry.cookie, kind, OsStr::from_bytes(entry.name))
-    }
-
-    fn send(self) {
-        self.ok();
-    }
-
-    fn fail(self, errno: Errno) {
-        self.error(errno);
-    }
-}
-
-impl Listing for ReplyDirectoryPlus {
-    const MODE: ReaddirMode = ReaddirMode::Plus;
-    const ENTRIES_MAX: usize = ENTRIES_PLUS_PER_ANSWER;
-
-    fn take(&mut self, entry: &DirEntry<'_>, ttl: Duration) -> bool {
-        let name = OsStr::from_bytes(entry.name);
-        // `.` and `..` have no attributes: they are listed, not looked up. The kernel takes number and kind and no more.
-        let (number, ttl, attr, generation) = if let Some(attr) = entry.attr {
-            (INodeNo(entry.ino.0), ttl, convert::file_attr(attr), generation(attr))
-        } else {
-            let kind = convert::file_type(entry.kind);
-            let attr = FileAttr { ino: INodeNo(entry.ino.0), kind, ..convert::no_attr() };
-            (INodeNo(0), Duration::ZERO, attr, Generation(0))
-        };
-        !self.add(number, entry.cookie, name, &ttl, &attr, generation)
-    }
-
-    fn send(self) {
-        self.ok();
-    }
-
-    fn fail(self, errno: Errno) {
-        self.error(errno);
-    }
-}
-
-fn generation(attr: &Attr) -> Generation {
-    Generation(u64::from(attr.generation))
 }
 
 /// The names whose files take the place of others.
@@ -361,19 +242,6 @@ fn movers<'a>(args: &RenameArgs<'a>) -> Vec<(Ino, &'a Name)> {
         RenameMode::Replace => vec![from],
         RenameMode::Exchange => vec![from, to],
     }
-}
-
-/// What the kernel may do with an open file.
-fn fopen_flags(opened: &Opened) -> FopenFlags {
-    let mut flags = FopenFlags::empty();
-    flags.set(FopenFlags::FOPEN_KEEP_CACHE, opened.keep_cache);
-    flags.set(FopenFlags::FOPEN_DIRECT_IO, opened.direct_io);
-    flags.set(FopenFlags::FOPEN_NOFLUSH, opened.no_flush);
-    flags
-}
-
-fn span(op: &'static str, request: &Request, ino: INodeNo) -> Span {
-    debug_span!("fuse", op, req = request.unique().0, ino = ino.0, pid = request.pid())
 }
 
 /// Whether a change of size takes set-id bits away. The kernel says so (`FATTR_KILL_SUIDGID`) where fuser does not listen;
@@ -423,29 +291,19 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let vfs = self.vfs();
         let name = convert::name(name);
-        let parent_ino = convert::ino(parent);
-        let ttl = self.ttl;
-        let work = async move {
-            let attr = vfs.lookup(parent_ino, &name?).await?;
-            Ok(Entry { vfs, attr })
-        };
-        self.bridge.answer(span("lookup", request, parent), work, move |result| match result {
-            Ok(Entry { attr, .. }) => reply.entry(&ttl, &convert::file_attr(&attr), generation(&attr)),
-            Err(Errno::ENOENT) => reply.entry(&ttl, &convert::no_attr(), Generation(0)),
-            Err(e) => reply.error(e),
+        self.serve("lookup", request, parent, LookupReply(reply), |fs, parent| async move {
+            let attr = fs.lookup(parent, &name?).await?;
+            Ok(Entry { vfs: fs.vfs, attr })
         });
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
-        Bridge::tell(|| self.vfs.forget(convert::ino(ino), nlookup));
+        Bridge::tell(|| self.fs.forget(convert::ino(ino), nlookup));
     }
 
     fn getattr(&self, request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
-        self.answer_attr(span("getattr", request, ino), reply, async move { vfs.getattr(number).await });
+        self.serve("getattr", request, ino, reply, |fs, ino| async move { fs.getattr(ino).await });
     }
 
     fn setattr(
@@ -466,9 +324,6 @@ impl Filesystem for Adapter {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
-        let caller = convert::caller(request);
         // A request that changes nothing is chown(2) with -1 for both, which takes set-id bits away all the same.
         let changes_else = mode.is_some() || size.is_some() || atime.is_some() || mtime.is_some();
         let chowns = uid.is_some() || gid.is_some() || !changes_else;
@@ -483,19 +338,14 @@ impl Filesystem for Adapter {
             flags: None,
             kill_suid_sgid: chowns || (size.is_some() && truncation_kills_set_id(request)),
         };
-        let fh = fh.map(|fh| Fh(fh.0));
-        let work = async move { vfs.setattr(&caller, number, set, fh).await };
-        self.answer_attr(span("setattr", request, ino), reply, work);
+        let (caller, fh) = (convert::caller(request), fh.map(|fh| Fh(fh.0)));
+        self.serve("setattr", request, ino, reply, |fs, ino| async move {
+            fs.setattr(&caller, ino, set, fh).await
+        });
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
-        let work = async move { vfs.readlink(number).await };
-        self.bridge.answer(span("readlink", request, ino), work, move |result| match result {
-            Ok(target) => reply.data(&target),
-            Err(e) => reply.error(e),
-        });
+        self.serve("readlink", request, ino, reply, |fs, ino| async move { fs.readlink(ino).await });
     }
 
     fn mknod(
@@ -508,22 +358,14 @@ impl Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let names = self.names();
-        let name = convert::name(name);
-        let caller = convert::caller(request);
-        let parent_ino = convert::ino(parent);
-        let work = async move {
+        let (name, caller) = (convert::name(name), convert::caller(request));
+        self.serve("mknod", request, parent, reply, |fs, parent| async move {
             let kind = convert::kind_of_mode(mode).ok_or(ErrorKind::Invalid)?;
-            let node = NewNode {
-                caller: &caller,
-                parent: parent_ino,
-                name: &name?,
-                mode: convert::permissions(mode),
-            };
-            let attr = names.vfs.mknod(node, NodeKind { kind, rdev }).await?;
-            names.gave(parent_ino, names.entry(attr)).await
-        };
-        self.answer_entry(span("mknod", request, parent), reply, work);
+            let mode = convert::permissions(mode);
+            let node = NewNode { caller: &caller, parent, name: &name?, mode };
+            let attr = fs.mknod(node, NodeKind { kind, rdev }).await?;
+            fs.gave(parent, |vfs| Entry { vfs, attr }).await
+        });
     }
 
     fn mkdir(
@@ -535,55 +377,38 @@ impl Filesystem for Adapter {
         _umask: u32,
         reply: ReplyEntry,
     ) {
-        let names = self.names();
-        let name = convert::name(name);
-        let caller = convert::caller(request);
-        let parent_ino = convert::ino(parent);
-        let work = async move {
-            let mode = convert::permissions(mode);
-            let node = NewNode { caller: &caller, parent: parent_ino, name: &name?, mode };
-            let attr = names.vfs.mkdir(node).await?;
-            names.gave(parent_ino, names.entry(attr)).await
-        };
-        self.answer_entry(span("mkdir", request, parent), reply, work);
+        let (name, caller) = (convert::name(name), convert::caller(request));
+        let mode = convert::permissions(mode);
+        self.serve("mkdir", request, parent, reply, |fs, parent| async move {
+            let attr = fs.mkdir(NewNode { caller: &caller, parent, name: &name?, mode }).await?;
+            fs.gave(parent, |vfs| Entry { vfs, attr }).await
+        });
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let names = self.names();
         let name = convert::name(name);
-        let caller = convert::caller(request);
-        let parent_ino = convert::ino(parent);
-        let work = async move {
-            names.vfs.unlink(&caller, parent_ino, &name?).await?;
-            names.changed(parent_ino).await
-        };
-        self.answer_empty(span("unlink", request, parent), reply, work);
+        self.serve("unlink", request, parent, reply, |fs, parent| async move {
+            fs.unlink(parent, &name?).await?;
+            fs.changed(parent).await
+        });
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let names = self.names();
         let name = convert::name(name);
-        let caller = convert::caller(request);
-        let parent_ino = convert::ino(parent);
-        let work = async move {
-            names.vfs.rmdir(&caller, parent_ino, &name?).await?;
-            names.changed(parent_ino).await
-        };
-        self.answer_empty(span("rmdir", request, parent), reply, work);
+        self.serve("rmdir", request, parent, reply, |fs, parent| async move {
+            fs.rmdir(parent, &name?).await?;
+            fs.changed(parent).await
+        });
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        let names = self.names();
-        let name = convert::name(name);
+        let (name, caller) = (convert::name(name), convert::caller(request));
         let target = Bytes::copy_from_slice(target.as_os_str().as_bytes());
-        let caller = convert::caller(request);
-        let parent_ino = convert::ino(parent);
-        let work = async move {
-            let node = NewNode { caller: &caller, parent: parent_ino, name: &name?, mode: 0o777 };
-            let attr = names.vfs.symlink(node, &target).await?;
-            names.gave(parent_ino, names.entry(attr)).await
-        };
-        self.answer_entry(span("symlink", request, parent), reply, work);
+        self.serve("symlink", request, parent, reply, |fs, parent| async move {
+            let node = NewNode { caller: &caller, parent, name: &name?, mode: 0o777 };
+            let attr = fs.symlink(node, &target).await?;
+            fs.gave(parent, |vfs| Entry { vfs, attr }).await
+        });
     }
 
     fn rename(
@@ -596,37 +421,24 @@ impl Filesystem for Adapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let names = self.names();
         let (name, new_name) = (convert::name(name), convert::name(new_name));
-        let caller = convert::caller(request);
-        let (parent_ino, new_parent) = (convert::ino(parent), convert::ino(new_parent));
-        let writers = self.writers.clone().filter(|writers| writers.any());
-        let unsent = writers.map(|writers| (writers, self.notices.clone()));
-        let work = async move {
-            let args = RenameArgs {
-                caller: &caller,
-                parent: parent_ino,
-                name: &name?,
-                new_parent,
-                new_name: &new_name?,
-                mode: convert::rename_mode(flags).ok_or(ErrorKind::Invalid)?,
-            };
+        let (new_parent, unsent) = (convert::ino(new_parent), self.unsent());
+        self.serve("rename", request, parent, reply, |fs, parent| async move {
+            let mode = convert::rename_mode(flags).ok_or(ErrorKind::Invalid)?;
+            let args = RenameArgs { parent, name: &name?, new_parent, new_name: &new_name?, mode };
             // A file that takes another's place brings its contents along, also those that the kernel has not sent: after a
             // crash the name shows the old file or the new one, not an empty one.
-            if let Some((writers, notices)) = unsent {
+            if let Some(unsent) = unsent {
                 for (parent, name) in movers(&args) {
-                    let Ok(file) = names.vfs.lookup(parent, name).await else { continue };
-                    names.vfs.forget(file.ino, 1);
-                    if writers.has(file.ino) {
-                        notices.write_back(file.ino).await;
-                    }
+                    let Ok(file) = fs.lookup(parent, name).await else { continue };
+                    fs.forget(file.ino, 1);
+                    unsent.fetch(file.ino).await;
                 }
             }
-            names.vfs.rename(args).await?;
-            names.changed(parent_ino).await?;
-            names.changed(new_parent).await
-        };
-        self.answer_empty(span("rename", request, parent), reply, work);
+            fs.rename(args).await?;
+            fs.changed(parent).await?;
+            fs.changed(new_parent).await
+        });
     }
 
     fn link(
@@ -637,43 +449,27 @@ impl Filesystem for Adapter {
         new_name: &OsStr,
         reply: ReplyEntry,
     ) {
-        let names = self.names();
-        let name = convert::name(new_name);
-        let caller = convert::caller(request);
-        let (number, parent) = (convert::ino(ino), convert::ino(new_parent));
-        let work = async move {
-            let attr = names.vfs.link(&caller, number, parent, &name?).await?;
-            names.gave(parent, names.entry(attr)).await
-        };
-        self.answer_entry(span("link", request, ino), reply, work);
+        let (name, parent) = (convert::name(new_name), convert::ino(new_parent));
+        self.serve("link", request, ino, reply, |fs, ino| async move {
+            let attr = fs.link(ino, parent, &name?).await?;
+            fs.gave(parent, |vfs| Entry { vfs, attr }).await
+        });
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
-        let caller = convert::caller(request);
-        let flags = convert::open_flags(flags);
+        let (caller, flags) = (convert::caller(request), convert::open_flags(flags));
+        let writers = self.writers_of(flags);
         // Pages of a file that was written here stay in the kernel, and reads of them are not seen here.
         let cached = self.options.caching == Caching::Writes && flags.access == AccessMode::Read;
         let notices = cached.then(|| self.notices.clone());
-        let work = async move {
-            let opened = vfs.open(&caller, number, flags).await?;
+        self.serve("open", request, ino, reply, |fs, ino| async move {
+            let opened = fs.open(&caller, ino, flags).await?;
             if let Some(notices) = notices
-                && vfs.opened_for_reading(opened.fh).await.unwrap_or(false)
+                && fs.opened_for_reading(opened.fh).await.unwrap_or(false)
             {
-                notices.send(Notice::Attributes(number)).await;
+                notices.send(Notice::Attributes(ino)).await;
             }
-            Ok(OpenFile { vfs, opened })
-        };
-        let writers = self.writers_of(flags);
-        self.bridge.answer(span("open", request, ino), work, move |result| match result {
-            Ok(OpenFile { opened, .. }) => {
-                if let Some(writers) = writers {
-                    writers.opened(number);
-                }
-                reply.opened(FileHandle(opened.fh.0), fopen_flags(&opened));
-            }
-            Err(e) => reply.error(e),
+            Ok(OpenFile { vfs: fs.vfs, ino, opened, writers })
         });
     }
 
@@ -687,32 +483,14 @@ impl Filesystem for Adapter {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let names = self.names();
-        let name = convert::name(name);
-        let caller = convert::caller(request);
-        let parent_ino = convert::ino(parent);
-        let flags = convert::open_flags(OpenFlags(flags));
-        let work = async move {
-            let node = NewNode {
-                caller: &caller,
-                parent: parent_ino,
-                name: &name?,
-                mode: convert::permissions(mode),
-            };
-            let (attr, opened) = names.vfs.create(node, flags).await?;
-            names.gave(parent_ino, Created { entry: names.entry(attr), opened }).await
-        };
-        let ttl = self.ttl;
+        let (name, caller) = (convert::name(name), convert::caller(request));
+        let (mode, flags) = (convert::permissions(mode), convert::open_flags(OpenFlags(flags)));
         let writers = self.writers_of(flags);
-        self.bridge.answer(span("create", request, parent), work, move |result| match result {
-            Ok(Created { entry: Entry { attr, .. }, opened }) => {
-                if let Some(writers) = writers {
-                    writers.opened(attr.ino);
-                }
-                let fh = FileHandle(opened.fh.0);
-                reply.created(&ttl, &convert::file_attr(&attr), generation(&attr), fh, fopen_flags(&opened));
-            }
-            Err(e) => reply.error(e),
+        self.serve("create", request, parent, reply, |fs, parent| async move {
+            let node = NewNode { caller: &caller, parent, name: &name?, mode };
+            let (attr, opened) = fs.create(node, flags).await?;
+            let file = |vfs| OpenFile { vfs, ino: attr.ino, opened, writers };
+            fs.gave(parent, |vfs| Created { attr, file: file(vfs) }).await
         });
     }
 
@@ -727,12 +505,8 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
-        let work = async move { vfs.read(number, Fh(fh.0), offset, size).await };
-        self.bridge.answer(span("read", request, ino), work, move |result| match result {
-            Ok(bytes) => reply.data(&bytes),
-            Err(e) => reply.error(e),
+        self.serve("read", request, ino, reply, |fs, ino| async move {
+            fs.read(ino, Fh(fh.0), offset, size).await
         });
     }
 
@@ -748,8 +522,7 @@ impl Filesystem for Adapter {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let vfs = self.vfs();
-        let (number, fh) = (convert::ino(ino), Fh(fh.0));
+        let (fh, bytes) = (Fh(fh.0), self.buffers.copy(data));
         let origin = if write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
             WriteOrigin::KernelCache
         } else {
@@ -757,24 +530,13 @@ impl Filesystem for Adapter {
         };
         // Also set for a single write with RWF_DSYNC and on a `sync` mount, which the handle knows nothing of.
         let sync = origin == WriteOrigin::Process && flags.0 & libc::O_DSYNC != 0;
-        let args = WriteArgs {
-            ino: number,
-            fh,
-            offset,
-            bytes: self.buffers.copy(data),
-            origin,
-            kill_suid_sgid: write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
-        };
-        let work = async move {
-            let written = vfs.write(args).await?;
+        let kill_suid_sgid = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        self.serve("write", request, ino, reply, |fs, ino| async move {
+            let written = fs.write(WriteArgs { ino, fh, offset, bytes, origin, kill_suid_sgid }).await?;
             if sync {
-                vfs.fsync(number, Some(fh), FsyncMode::Data).await?;
+                fs.fsync(ino, Some(fh), FsyncMode::Data).await?;
             }
             Ok(written)
-        };
-        self.bridge.answer(span("write", request, ino), work, move |result| match result {
-            Ok(written) => reply.written(written),
-            Err(e) => reply.error(e),
         });
     }
 
@@ -786,15 +548,14 @@ impl Filesystem for Adapter {
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
         #[cfg(target_os = "linux")]
         let killed = {
-            let times_follow = self.writers.as_ref().is_some_and(|writers| writers.times_follow(number));
+            let times_follow =
+                self.writers.as_ref().is_some_and(|writers| writers.times_follow(convert::ino(ino)));
             (times_follow && killed::is_killed(request.pid())).then(|| Arc::clone(&self.mountpoint))
         };
-        self.answer_empty(span("flush", request, ino), reply, async move {
-            let flushed = vfs.flush(number, Fh(fh.0)).await;
+        self.serve("flush", request, ino, reply, |fs, ino| async move {
+            let flushed = fs.flush(ino, Fh(fh.0)).await;
             #[cfg(target_os = "linux")]
             if let Some(mountpoint) = killed {
                 killed::forget_error(mountpoint).await;
@@ -816,35 +577,25 @@ impl Filesystem for Adapter {
         if let Some(writers) = self.writers_of(convert::open_flags(flags)) {
             writers.released(convert::ino(ino));
         }
-        let vfs = self.vfs();
-        self.answer_empty(span("release", request, ino), reply, async move { vfs.release(Fh(fh.0)).await });
+        self.serve("release", request, ino, reply, |fs, _| async move { fs.release(Fh(fh.0)).await });
     }
 
     fn fsync(&self, request: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
         let mode = if datasync { FsyncMode::Data } else { FsyncMode::All };
-        let work = async move { vfs.fsync(number, Some(Fh(fh.0)), mode).await };
-        self.answer_empty(span("fsync", request, ino), reply, work);
+        self.serve("fsync", request, ino, reply, |fs, ino| async move {
+            fs.fsync(ino, Some(Fh(fh.0)), mode).await
+        });
     }
 
     fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
-        let work = async move {
-            let fh = vfs.opendir(number).await?.fh;
-            Ok(OpenDirectory { vfs, fh })
-        };
-        self.bridge.answer(span("opendir", request, ino), work, move |result| match result {
-            // No FOPEN_CACHE_DIR: a cookie that the kernel remembers from one handle means nothing to another, and the
-            // kernel goes on from it when a change of the directory drops its listing half way.
-            Ok(OpenDirectory { fh, .. }) => reply.opened(FileHandle(fh.0), FopenFlags::empty()),
-            Err(e) => reply.error(e),
+        self.serve("opendir", request, ino, reply, |fs, ino| async move {
+            let fh = fs.opendir(ino).await?.fh;
+            Ok(OpenDirectory { vfs: fs.vfs, fh })
         });
     }
 
     fn readdir(&self, request: &Request, ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
-        self.list(span("readdir", request, ino), fh, offset, reply);
+        self.list("readdir", request, ino, (fh, offset), reply);
     }
 
     fn readdirplus(
@@ -855,7 +606,7 @@ impl Filesystem for Adapter {
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        self.list(span("readdirplus", request, ino), fh, offset, reply);
+        self.list("readdirplus", request, ino, (fh, offset), reply);
     }
 
     fn releasedir(
@@ -866,27 +617,15 @@ impl Filesystem for Adapter {
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
-        let vfs = self.vfs();
-        self.answer_empty(
-            span("releasedir", request, ino),
-            reply,
-            async move { vfs.releasedir(Fh(fh.0)).await },
-        );
+        self.serve("releasedir", request, ino, reply, |fs, _| async move { fs.releasedir(Fh(fh.0)).await });
     }
 
     fn fsyncdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
-        self.answer_empty(span("fsyncdir", request, ino), reply, async move { vfs.fsyncdir(number).await });
+        self.serve("fsyncdir", request, ino, reply, |fs, ino| async move { fs.fsyncdir(ino).await });
     }
 
     fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        let vfs = self.vfs();
-        let work = async move { vfs.statfs().await };
-        self.bridge.answer(span("statfs", request, ino), work, move |result| match result {
-            Ok(statfs) => send_statfs(reply, &statfs),
-            Err(e) => reply.error(e),
-        });
+        self.serve("statfs", request, ino, reply, |fs, _| async move { fs.statfs().await });
     }
 
     fn setxattr(
@@ -899,40 +638,35 @@ impl Filesystem for Adapter {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
-        let caller = convert::caller(request);
-        let name = Bytes::copy_from_slice(name.as_bytes());
-        let value = Bytes::copy_from_slice(value);
-        let work = async move {
+        let (name, value) = (Bytes::copy_from_slice(name.as_bytes()), Bytes::copy_from_slice(value));
+        self.serve("setxattr", request, ino, reply, |fs, ino| async move {
             let mode = convert::xattr_mode(flags).ok_or(ErrorKind::Invalid)?;
-            vfs.setxattr(&caller, number, &name, &value, mode).await
-        };
-        self.answer_empty(span("setxattr", request, ino), reply, work);
+            fs.setxattr(ino, &name, &value, mode).await
+        });
     }
 
     fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
         let name = Bytes::copy_from_slice(name.as_bytes());
-        let work = async move { vfs.getxattr(number, &name).await };
-        self.answer_sized(span("getxattr", request, ino), size, reply, work);
+        self.serve("getxattr", request, ino, XattrReply { reply, size }, |fs, ino| async move {
+            fs.getxattr(ino, &name).await
+        });
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
-        let work = async move { vfs.listxattr(number).await };
-        self.answer_sized(span("listxattr", request, ino), size, reply, work);
+        self.serve("listxattr", request, ino, XattrReply { reply, size }, |fs, ino| async move {
+            fs.listxattr(ino).await
+        });
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
-        let caller = convert::caller(request);
         let name = Bytes::copy_from_slice(name.as_bytes());
-        let work = async move { vfs.removexattr(&caller, number, &name).await };
-        self.answer_empty(span("removexattr", request, ino), reply, work);
+        self.serve(
+            "removexattr",
+            request,
+            ino,
+            reply,
+            |fs, ino| async move { fs.removexattr(ino, &name).await },
+        );
     }
 
     fn fallocate(
@@ -945,14 +679,11 @@ impl Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
-        self.changing(number);
-        let work = async move {
+        self.changing(convert::ino(ino));
+        self.serve("fallocate", request, ino, reply, |fs, ino| async move {
             let mode = convert::fallocate_mode(mode).ok_or(ErrorKind::NotSupported)?;
-            vfs.fallocate(number, Fh(fh.0), mode, offset, length).await
-        };
-        self.answer_empty(span("fallocate", request, ino), reply, work);
+            fs.fallocate(ino, Fh(fh.0), mode, offset, length).await
+        });
     }
 
     fn lseek(
@@ -964,22 +695,15 @@ impl Filesystem for Adapter {
         whence: i32,
         reply: ReplyLseek,
     ) {
-        let vfs = self.vfs();
-        let number = convert::ino(ino);
-        // The kernel asks without sending first what it holds of the file, and would be told of holes where data is.
-        let dirty = self.writers.as_ref().is_some_and(|writers| writers.has(number));
-        let write_back = dirty.then(|| self.notices.clone());
-        let work = async move {
+        let unsent = self.unsent();
+        self.serve("lseek", request, ino, reply, |fs, ino| async move {
             let whence = convert::whence(whence).ok_or(ErrorKind::Invalid)?;
             let offset = u64::try_from(offset).map_err(|_| ErrorKind::NoSuchAddress)?;
-            if let Some(notices) = write_back {
-                notices.write_back(number).await;
+            // The kernel asks without sending first what it holds of the file, and would be told of holes where data is.
+            if let Some(unsent) = unsent {
+                unsent.fetch(ino).await;
             }
-            vfs.lseek(number, Fh(fh.0), offset, whence).await
-        };
-        self.bridge.answer(span("lseek", request, ino), work, move |result| match result {
-            Ok(found) => reply.offset(i64::try_from(found).unwrap_or(i64::MAX)),
-            Err(e) => reply.error(e),
+            fs.lseek(ino, Fh(fh.0), offset, whence).await
         });
     }
 
@@ -996,7 +720,6 @@ impl Filesystem for Adapter {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        let vfs = self.vfs();
         let args = CopyArgs {
             from: convert::ino(ino_in),
             from_offset: offset_in,
@@ -1005,10 +728,9 @@ impl Filesystem for Adapter {
             len: len.min(COPY_BYTES_MAX),
         };
         self.changing(args.to);
-        let work = async move { vfs.copy_file_range(args).await };
-        self.bridge.answer(span("copy_file_range", request, ino_in), work, move |result| match result {
-            Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
-            Err(e) => reply.error(e),
+        self.serve("copy_file_range", request, ino_in, reply, |fs, _| async move {
+            let copied = fs.copy_file_range(args).await?;
+            Ok(u32::try_from(copied).unwrap_or(u32::MAX))
         });
     }
 
@@ -1026,14 +748,10 @@ impl Filesystem for Adapter {
         let given = in_data.first_chunk().copied().map(u32::from_ne_bytes);
         match (cmd, given) {
             (FS_IOC_GETFLAGS, _) => {
-                self.get_flags(span("getflags", request, ino), ino, reply, |flags| {
-                    flags.to_ne_bytes().to_vec()
-                });
+                self.get_flags(request, ino, reply, |flags| flags.to_ne_bytes().to_vec());
             }
             (FS_IOC_FSGETXATTR, _) => {
-                self.get_flags(span("getflags", request, ino), ino, reply, |flags| {
-                    convert::fsxattr(flags).to_vec()
-                });
+                self.get_flags(request, ino, reply, |flags| convert::fsxattr(flags).to_vec());
             }
             (FS_IOC_SETFLAGS, Some(flags)) => self.set_flags(request, ino, flags, reply),
             (FS_IOC_FSSETXATTR, Some(xflags)) => match convert::flags_of_fsxattr(xflags) {
@@ -1093,19 +811,4 @@ impl Filesystem for Adapter {
     ) {
         reply.error(Errno::ENOSYS);
     }
-}
-
-fn send_statfs(reply: ReplyStatfs, statfs: &Statfs) {
-    let block_bytes = u64::from(statfs.block_bytes.max(1));
-    let free = statfs.bytes_free / block_bytes;
-    reply.statfs(
-        statfs.bytes_total / block_bytes,
-        free,
-        free,
-        statfs.inodes_total,
-        statfs.inodes_free,
-        statfs.block_bytes,
-        statfs.name_bytes_max,
-        statfs.block_bytes,
-    );
 }

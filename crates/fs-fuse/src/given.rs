@@ -8,9 +8,11 @@ use std::future::Future;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use rfs_core::types::{Attr, Result};
+use rfs_core::types::{Attr, Ino, Result};
 use rfs_core::vfs::{Fh, Opened, Statfs, Vfs};
 use tracing::error;
+
+use crate::writers::Writers;
 
 /// The result of a request.
 pub(crate) trait Given: Send + Sized + 'static {
@@ -25,6 +27,7 @@ impl Given for u32 {}
 impl Given for u64 {}
 impl Given for Attr {}
 impl Given for Bytes {}
+impl Given for Vec<u8> {}
 impl Given for Statfs {}
 
 /// An inode that was looked up.
@@ -44,12 +47,24 @@ impl Given for Entry {
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pub(crate) vfs: Arc<Vfs>,
+    pub(crate) ino: Ino,
     pub(crate) opened: Opened,
+    /// Where it is to be counted, if it can write.
+    pub(crate) writers: Option<Arc<Writers>>,
+}
+
+impl OpenFile {
+    /// The kernel is about to be told of it.
+    pub(crate) fn is_told(&self) {
+        if let Some(writers) = &self.writers {
+            writers.opened(self.ino);
+        }
+    }
 }
 
 impl Given for OpenFile {
     async fn take_back(self) {
-        told(self.vfs.release(self.opened.fh).await);
+        check(self.vfs.release(self.opened.fh).await);
     }
 }
 
@@ -62,25 +77,26 @@ pub(crate) struct OpenDirectory {
 
 impl Given for OpenDirectory {
     async fn take_back(self) {
-        told(self.vfs.releasedir(self.fh).await);
+        check(self.vfs.releasedir(self.fh).await);
     }
 }
 
 /// A new file that is open.
 #[derive(Debug)]
 pub(crate) struct Created {
-    pub(crate) entry: Entry,
-    pub(crate) opened: Opened,
+    pub(crate) attr: Attr,
+    pub(crate) file: OpenFile,
 }
 
 impl Given for Created {
     async fn take_back(self) {
-        told(self.entry.vfs.release(self.opened.fh).await);
-        self.entry.take_back().await;
+        let vfs = Arc::clone(&self.file.vfs);
+        self.file.take_back().await;
+        vfs.forget(self.attr.ino, 1);
     }
 }
 
-fn told(released: Result<()>) {
+fn check(released: Result<()>) {
     if let Err(error) = released {
         error!(%error, "a handle that nobody was told of could not be released");
     }

@@ -164,18 +164,6 @@ impl Vfs {
         Ok(attr)
     }
 
-    /// Whether the caller may go on with `mask` (access(2)); the kernel has checked the permission bits.
-    ///
-    /// # Errors
-    /// `ReadOnly` for writing (`W_OK`, 2) on a read-only mount; `Stale`.
-    pub async fn access(&self, caller: &Caller, ino: Ino, mask: u32) -> Result<()> {
-        const W_OK: u32 = 2;
-        let _ = caller;
-        let attr = self.meta.getattr(ino).await?;
-        let stored = matches!(attr.kind, Kind::File | Kind::Directory | Kind::Symlink);
-        if mask & W_OK != 0 && stored { self.check_writable() } else { Ok(()) }
-    }
-
     /// Sizes of the volume (statfs(2)); dirty bytes count as used. No more is free than the store can take.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use super::handle::{Found, InodeRef, Reach};
 use super::inode::Life;
 use super::request::{NewNode, NodeKind, OpenFlags, Opened, RenameArgs, RenameMode};
 use crate::meta::{self, LinkArgs, MakeArgs, Unlinked};
-use crate::types::{Attr, Caller, ErrorKind, Ino, Kind, Name, Result};
+use crate::types::{Attr, ErrorKind, Ino, Kind, Name, Result};
 
 impl Vfs {
     /// The inode that `name` in `parent` leads to. Counts as one lookup.
@@ -126,8 +126,7 @@ impl Vfs {
     ///
     /// # Errors
     /// `ReadOnly`; `Exists`; `NotPermitted` for a directory; `TooManyLinks`; `NotFound`.
-    pub async fn link(&self, caller: &Caller, ino: Ino, parent: Ino, name: &Name) -> Result<Attr> {
-        let _ = caller;
+    pub async fn link(&self, ino: Ino, parent: Ino, name: &Name) -> Result<Attr> {
         self.check_writable()?;
         let retired = self.inodes.retired();
         let attr = self.meta.link(LinkArgs { ino, parent, name }).await?;
@@ -139,8 +138,7 @@ impl Vfs {
     ///
     /// # Errors
     /// `ReadOnly`; `NotFound`; `IsDirectory`; `NotPermitted`.
-    pub async fn unlink(&self, caller: &Caller, parent: Ino, name: &Name) -> Result<()> {
-        let _ = caller;
+    pub async fn unlink(&self, parent: Ino, name: &Name) -> Result<()> {
         self.check_writable()?;
         let unlinked = self.meta.unlink(parent, name).await?;
         self.lost_name(&unlinked);
@@ -151,8 +149,7 @@ impl Vfs {
     ///
     /// # Errors
     /// `ReadOnly`; `NotFound`; `NotDirectory`; `NotEmpty`; `NotPermitted`.
-    pub async fn rmdir(&self, caller: &Caller, parent: Ino, name: &Name) -> Result<()> {
-        let _ = caller;
+    pub async fn rmdir(&self, parent: Ino, name: &Name) -> Result<()> {
         self.check_writable()?;
         let unlinked = self.meta.rmdir(parent, name).await?;
         self.lost_name(&unlinked);

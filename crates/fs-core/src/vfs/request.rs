@@ -101,8 +101,6 @@ pub struct NodeKind {
 /// A rename.
 #[derive(Debug, Clone, Copy)]
 pub struct RenameArgs<'a> {
-    /// Who asks.
-    pub caller: &'a Caller,
     /// Directory of the old name.
     pub parent: Ino,
     /// The old name.

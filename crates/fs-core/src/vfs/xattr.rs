@@ -4,7 +4,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::Vfs;
 use super::request::XattrMode;
-use crate::types::{Caller, Ino, Result};
+use crate::types::{Ino, Result};
 
 impl Vfs {
     /// The value of an extended attribute (getxattr(2)).
@@ -19,15 +19,7 @@ impl Vfs {
     ///
     /// # Errors
     /// `ReadOnly`; `Exists`, `NoAttribute` as `mode` says; `ArgumentTooLarge`; `NoSpace`; `NotPermitted`; `NotSupported`.
-    pub async fn setxattr(
-        &self,
-        caller: &Caller,
-        ino: Ino,
-        name: &[u8],
-        value: &[u8],
-        mode: XattrMode,
-    ) -> Result<()> {
-        let _ = caller;
+    pub async fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         self.check_writable()?;
         self.meta.setxattr(ino, name, value, mode).await
     }
@@ -50,8 +42,7 @@ impl Vfs {
     ///
     /// # Errors
     /// `ReadOnly`; `NoAttribute`; `NotPermitted`; `NotSupported`.
-    pub async fn removexattr(&self, caller: &Caller, ino: Ino, name: &[u8]) -> Result<()> {
-        let _ = caller;
+    pub async fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         self.check_writable()?;
         self.meta.removexattr(ino, name).await
     }

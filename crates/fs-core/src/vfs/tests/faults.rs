@@ -84,7 +84,7 @@ async fn a_collector_that_panics_stops_serving() {
     let world = World::new().await;
     let vfs = world.mount().await;
     let file = create(&vfs, "f").await;
-    vfs.unlink(&ROOT, Ino::ROOT, &name("f")).await.unwrap();
+    vfs.unlink(Ino::ROOT, &name("f")).await.unwrap();
     vfs.forget(file.0, 1);
     world.kv_panics.store(true, Ordering::SeqCst);
     vfs.release(file.1).await.unwrap();
@@ -158,7 +158,6 @@ async fn rename_over_a_file_stores_the_new_contents_first() {
     write(&vfs, new, 0, bytes.clone()).await.unwrap();
     let (from, to) = (name("f.new"), name("f"));
     let args = RenameArgs {
-        caller: &ROOT,
         parent: Ino::ROOT,
         name: &from,
         new_parent: Ino::ROOT,
@@ -185,7 +184,6 @@ async fn files_that_swap_names_are_both_stored_first() {
     write(&vfs, b, 0, b_bytes.clone()).await.unwrap();
     let (from, to) = (name("a"), name("b"));
     let args = RenameArgs {
-        caller: &ROOT,
         parent: Ino::ROOT,
         name: &from,
         new_parent: Ino::ROOT,
@@ -289,7 +287,7 @@ async fn garbage_is_collected_and_nothing_else() {
     write(&vfs, gone, 0, dice.bytes(1_000_000)).await.unwrap();
     fsync(&vfs, gone).await.unwrap();
     assert_eq!(world.store.objects().await, 2);
-    vfs.unlink(&ROOT, Ino::ROOT, &name("gone")).await.unwrap();
+    vfs.unlink(Ino::ROOT, &name("gone")).await.unwrap();
     vfs.gc().await.unwrap();
     assert_eq!(world.store.objects().await, 2, "still open");
     assert_eq!(read(&vfs, gone, 0, 10).await.len(), 10);
@@ -389,7 +387,7 @@ async fn orphans_of_a_crash_are_reaped_at_the_next_mount() {
     let file = create(&vfs, "f").await;
     write(&vfs, file, 0, Dice(1).bytes(100_000)).await.unwrap();
     fsync(&vfs, file).await.unwrap();
-    vfs.unlink(&ROOT, Ino::ROOT, &name("f")).await.unwrap();
+    vfs.unlink(Ino::ROOT, &name("f")).await.unwrap();
     vfs.sync_all().await.unwrap();
     crash(vfs).await;
     let vfs = world.mount().await;
@@ -407,7 +405,7 @@ async fn an_unlinked_open_file_stays_usable_and_needs_no_store() {
     world.options.flush_after = Duration::from_millis(5);
     let vfs = world.mount().await;
     let file = create(&vfs, "tmp").await;
-    vfs.unlink(&ROOT, Ino::ROOT, &name("tmp")).await.unwrap();
+    vfs.unlink(Ino::ROOT, &name("tmp")).await.unwrap();
     let bytes = Dice(1).bytes(500_000);
     write(&vfs, file, 0, bytes.clone()).await.unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -432,7 +430,7 @@ async fn shutdown_does_not_wait_for_what_was_removed() {
     world.store.down.store(true, Ordering::SeqCst);
     write(&vfs, file, 0, Dice(1).bytes(100_000)).await.unwrap();
     fsync(&vfs, file).await.unwrap_err();
-    vfs.unlink(&ROOT, Ino::ROOT, &name("f")).await.unwrap();
+    vfs.unlink(Ino::ROOT, &name("f")).await.unwrap();
     vfs.release(file.1).await.unwrap();
     vfs.forget(file.0, 1);
     unmount(vfs).await;

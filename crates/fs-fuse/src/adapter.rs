@@ -35,8 +35,6 @@ use crate::bridge::Bridge;
 use crate::buffers::Buffers;
 use crate::convert;
 use crate::given::{Created, Entry, Given, OpenDirectory, OpenFile};
-#[cfg(target_os = "linux")]
-use crate::killed;
 use crate::listing::{Listing, Page};
 use crate::mount::Sharing;
 use crate::notify::{Notice, Notices};
@@ -89,25 +87,17 @@ pub(crate) struct Adapter {
     /// Kept while the kernel caches writes.
     writers: Option<Arc<Writers>>,
     buffers: Buffers,
-    mountpoint: Arc<Path>,
 }
 
 impl Adapter {
-    pub(crate) fn new(
-        vfs: Arc<Vfs>,
-        bridge: Bridge,
-        notices: Notices,
-        mountpoint: &Path,
-        options: AdapterOptions,
-    ) -> Adapter {
+    pub(crate) fn new(vfs: Arc<Vfs>, bridge: Bridge, notices: Notices, options: AdapterOptions) -> Adapter {
         let ttl = match options.sharing {
             Sharing::Exclusive => EXCLUSIVE_TTL,
             Sharing::Shared => SHARED_TTL,
         };
         let fs = Fs { vfs, sync_names: options.sync_names };
         let writers = (options.caching == Caching::Writes).then(Arc::default);
-        let (buffers, mountpoint) = (Buffers::default(), mountpoint.into());
-        Adapter { fs, bridge, notices, options, ttl, writers, buffers, mountpoint }
+        Adapter { fs, bridge, notices, options, ttl, writers, buffers: Buffers::default() }
     }
 
     /// Serves a request about `ino`: does `work`, and answers with what it comes to.
@@ -168,13 +158,6 @@ impl Adapter {
     /// The table that a handle opened with `flags` is to be counted in.
     fn writers_of(&self, flags: VfsOpenFlags) -> Option<Arc<Writers>> {
         self.writers.clone().filter(|_| flags.access.writes())
-    }
-
-    /// A call changes a file by itself, after which the kernel sends the file's times.
-    fn changing(&self, ino: Ino) {
-        if let Some(writers) = &self.writers {
-            writers.changing(ino);
-        }
     }
 
     /// How to get what the kernel holds of files; `None` if it holds nothing.
@@ -548,20 +531,7 @@ impl Filesystem for Adapter {
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        #[cfg(target_os = "linux")]
-        let killed = {
-            let times_follow =
-                self.writers.as_ref().is_some_and(|writers| writers.times_follow(convert::ino(ino)));
-            (times_follow && killed::is_killed(request.pid())).then(|| Arc::clone(&self.mountpoint))
-        };
-        self.serve("flush", request, ino, reply, |fs, ino| async move {
-            let flushed = fs.flush(ino, Fh(fh.0)).await;
-            #[cfg(target_os = "linux")]
-            if let Some(mountpoint) = killed {
-                killed::forget_error(mountpoint).await;
-            }
-            flushed
-        });
+        self.serve("flush", request, ino, reply, |fs, ino| async move { fs.flush(ino, Fh(fh.0)).await });
     }
 
     fn release(
@@ -679,7 +649,6 @@ impl Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        self.changing(convert::ino(ino));
         self.serve("fallocate", request, ino, reply, |fs, ino| async move {
             let mode = convert::fallocate_mode(mode).ok_or(ErrorKind::NotSupported)?;
             fs.fallocate(ino, Fh(fh.0), mode, offset, length).await
@@ -727,7 +696,6 @@ impl Filesystem for Adapter {
             to_offset: offset_out,
             len: len.min(COPY_BYTES_MAX),
         };
-        self.changing(args.to);
         self.serve("copy_file_range", request, ino_in, reply, |fs, _| async move {
             let copied = fs.copy_file_range(args).await?;
             Ok(u32::try_from(copied).unwrap_or(u32::MAX))

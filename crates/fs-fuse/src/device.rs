@@ -230,19 +230,15 @@ fn unmount_with_helper(mountpoint: &Path, mode: UnmountMode) -> Result<(), Unmou
 
 /// Writes back what the kernel holds of the mount's files. Blocks; needs the mount to answer.
 pub(crate) fn write_back(mountpoint: &Path) -> io::Result<()> {
-    match sync(mountpoint) {
-        // A killed process, see `killed`: nothing failed to be written, and the kernel has told it now.
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => sync(mountpoint),
-        written => written,
-    }
-}
-
-/// One syncfs(2): tells an error that an earlier write back left and that nobody has been told of.
-pub(crate) fn sync(mountpoint: &Path) -> io::Result<()> {
     let root = rustix::fs::open(
         mountpoint,
         OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW,
         Mode::empty(),
     )?;
-    Ok(rustix::fs::syncfs(root)?)
+    match rustix::fs::syncfs(&root) {
+        // Left by a process that was killed while the kernel sent the times of its file, with the cache for writes
+        // (`fuse_flush_time_update` in the kernel): no byte failed to be written, and the kernel tells it once.
+        Err(Errno::INTR) => Ok(rustix::fs::syncfs(&root)?),
+        written => Ok(written?),
+    }
 }

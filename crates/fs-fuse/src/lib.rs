@@ -16,8 +16,6 @@ mod convert;
 mod device;
 mod errno;
 mod given;
-#[cfg(target_os = "linux")]
-mod killed;
 mod listing;
 mod mount;
 mod mount_table;

@@ -268,7 +268,6 @@ pub fn mount(vfs: Arc<Vfs>, runtime: &Handle, settings: &MountSettings) -> Resul
         vfs,
         bridge.clone(),
         notices,
-        &mountpoint,
         AdapterOptions {
             sharing: settings.sharing,
             caching,

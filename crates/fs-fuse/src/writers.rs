@@ -8,45 +8,25 @@ use std::collections::HashMap;
 use parking_lot::Mutex;
 use rfs_core::types::Ino;
 
-/// The handles that can write, by file.
+/// How many handles can write, by file.
 #[derive(Debug, Default)]
-pub(crate) struct Writers(Mutex<HashMap<Ino, Open>>);
-
-/// A file that is open for writing.
-#[derive(Debug, Default)]
-struct Open {
-    handles: u32,
-    /// Whether the kernel sends the file's times after a call that changed it by itself.
-    times_follow: bool,
-}
+pub(crate) struct Writers(Mutex<HashMap<Ino, u32>>);
 
 impl Writers {
     /// A writing handle of `ino` was opened.
     pub(crate) fn opened(&self, ino: Ino) {
-        self.0.lock().entry(ino).or_default().handles += 1;
+        *self.0.lock().entry(ino).or_default() += 1;
     }
 
     /// A writing handle of `ino` was released.
     pub(crate) fn released(&self, ino: Ino) {
         let mut files = self.0.lock();
-        if let Some(open) = files.get_mut(&ino) {
-            open.handles -= 1;
-            if open.handles == 0 {
+        if let Some(handles) = files.get_mut(&ino) {
+            *handles -= 1;
+            if *handles == 0 {
                 files.remove(&ino);
             }
         }
-    }
-
-    /// fallocate(2) or `copy_file_range(2)` changes `ino`.
-    pub(crate) fn changing(&self, ino: Ino) {
-        if let Some(open) = self.0.lock().get_mut(&ino) {
-            open.times_follow = true;
-        }
-    }
-
-    /// Whether such a call changed `ino` since it was opened.
-    pub(crate) fn times_follow(&self, ino: Ino) -> bool {
-        self.0.lock().get(&ino).is_some_and(|open| open.times_follow)
     }
 
     /// Whether any file is open for writing.

@@ -270,15 +270,18 @@ pub(crate) fn mount_at(path: &Path) -> Result<Mounted> {
     found.filter(|mounted| mounted.fs_type == rfs_fuse::FILESYSTEM_TYPE).ok_or_else(|| {
         let missing = std::fs::symlink_metadata(path).is_err();
         let what = if missing { "does not exist" } else { "is not a mount point of rfs" };
-        Failure::new(Exit::Error, format!("{} {what}", path.display())).hint(
-            "name a mount point (rfs status lists them), or a metadata URL such as redb:///path/meta.redb",
-        )
+        Failure::new(Exit::Error, format!("{} {what}", path.display()))
+            .hint("rfs status lists the mount points")
     })
 }
 
 /// The process behind the mount at `path`.
-pub(crate) fn of_mountpoint(path: &Path) -> Result<Client> {
-    let mount = mount_at(path)?;
+fn of_mountpoint(path: &Path) -> Result<Client> {
+    let mount = mount_at(path).map_err(|failure| {
+        failure.hint(
+            "name a mount point (rfs status lists them), or a metadata URL such as redb:///path/meta.redb",
+        )
+    })?;
     Client::of_mount(&mount)?.ok_or_else(|| {
         let shown = mount.mountpoint.display();
         let what = format!("the process behind {shown} does not answer: it died, or belongs to another user");

@@ -57,7 +57,9 @@ pub(crate) async fn open_kv(url: &MetaUrl, missing: Missing) -> Result<Arc<dyn K
                     rfs_meta_fdb::OpenError::Prefix(_) => Exit::Usage,
                     _ => Exit::MetadataDown,
                 };
-                Failure { exit, error: error.into(), hint: None }
+                let hint = matches!(error, rfs_meta_fdb::OpenError::ClusterFile(..))
+                    .then(|| "the URL names it: fdb:///etc/foundationdb/fdb.cluster?prefix=NAME".to_owned());
+                Failure { exit, error: error.into(), hint }
             })?;
             Ok(Arc::new(kv))
         }

@@ -149,16 +149,25 @@ impl Failure {
         let mut message = String::new();
         for cause in self.error.chain() {
             let cause = cause.to_string();
+            let cause = without_number(&cause);
             // Many errors already print their source.
-            if message.ends_with(&cause) {
+            if message.ends_with(cause) {
                 continue;
             }
             if !message.is_empty() {
                 message.push_str(": ");
             }
-            message.push_str(&cause);
+            message.push_str(cause);
         }
         message
+    }
+}
+
+/// An error's text without the system's number for it, which tells people nothing.
+fn without_number(text: &str) -> &str {
+    match text.rfind(" (os error ") {
+        Some(end) if text.ends_with(')') => &text[..end],
+        _ => text,
     }
 }
 
@@ -229,5 +238,7 @@ mod tests {
         let failure = Failure::from(inner).context("writing the log");
         assert_eq!(failure.message(), "writing the log: disk on fire");
         assert_eq!(failure.hint("use water").to_string(), "writing the log: disk on fire\n  use water");
+        let missing = Failure::from(std::io::Error::from_raw_os_error(2)).context("opening the log");
+        assert_eq!(missing.message(), "opening the log: No such file or directory");
     }
 }

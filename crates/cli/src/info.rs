@@ -68,8 +68,10 @@ fn on_mount(path: &Path) -> Result<(Client, u64)> {
     let device = found.dev();
     let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let mount: Option<Mounted> = control::mounts()?.into_iter().find(|mounted| mounted.device == device);
-    let mount =
-        mount.ok_or_else(|| Failure::new(Exit::Error, format!("{shown} is not on a mount of rfs")))?;
+    let mount = mount.ok_or_else(|| {
+        Failure::new(Exit::Error, format!("{shown} is not on a mount of rfs"))
+            .hint("rfs status lists the mounts; --volume META_URL looks into a volume that is not mounted")
+    })?;
     let client = Client::of_mount(&mount)?;
     let client = client.ok_or_else(|| {
         let place = mount.mountpoint.display();

@@ -1,7 +1,7 @@
 //! `rfs install-helpers`: what mount(8) and fstab need.
 
 use std::ffi::OsStr;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -26,6 +26,15 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit> {
+    install(args).map_err(|failure| match failure.error.root_cause().downcast_ref::<io::Error>() {
+        Some(error) if error.kind() == ErrorKind::PermissionDenied => {
+            failure.hint("run this as root, or give --prefix a directory that you may write to")
+        }
+        _ => failure,
+    })
+}
+
+fn install(args: &Args) -> Result<Exit> {
     let program = std::env::current_exe().doing("finding the rfs program")?;
     let directory = args.prefix.join("sbin");
     if !args.remove {

@@ -57,7 +57,8 @@ pub(crate) struct Args {
     /// Other users may use the mount, as far as permission bits let them (as -o allow_other)
     #[arg(long)]
     pub(crate) allow_other: bool,
-    /// Memory for caches and for what is waiting to be stored (256MiB unless said otherwise)
+    /// Memory for caches and for what is waiting to be stored; the program takes about a quarter more (192MiB unless said
+    /// otherwise)
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Size>,
     /// Keep contents that were read in this directory, too
@@ -117,7 +118,9 @@ impl Settings {
                     true
                 }
             });
-            parsed.exit(Exit::Usage, format!("-o {list}"))?;
+            let listed =
+                |failure: Failure| failure.hint("rfs help mount names those of rfs, mount(8) the others");
+            parsed.exit(Exit::Usage, format!("-o {list}")).map_err(listed)?;
             if let Some(message) = wrong {
                 return Err(Failure::usage(format!("-o {list}: {message}")));
             }
@@ -233,7 +236,10 @@ pub(crate) fn run(args: &Args, log: &LogArgs) -> Result<Exit> {
 
 fn default_log_file() -> Result<PathBuf> {
     let directory = paths::state_dir()?;
-    std::fs::create_dir_all(&directory).doing(format!("making {}", directory.display()))?;
+    let made = std::fs::create_dir_all(&directory).doing(format!("making {}", directory.display()));
+    made.map_err(|failure| {
+        failure.hint("a mount in the background logs there; --log-file names another place")
+    })?;
     Ok(directory.join("mount.log"))
 }
 

@@ -16,6 +16,10 @@ impl FromStr for Size {
 
     fn from_str(text: &str) -> Result<Size, String> {
         let (number, unit) = split_unit(text);
+        let wrong = || format!("'{text}' is not a size: write one like 4096, 64MiB or 10GiB");
+        if number.is_empty() {
+            return Err(wrong());
+        }
         let factor: u64 = match unit.to_ascii_lowercase().as_str() {
             "" | "b" => 1,
             "k" | "kib" => 1 << 10,
@@ -31,7 +35,6 @@ impl FromStr for Size {
             _ => return Err(format!("unknown unit '{unit}': write a size like 4096, 64MiB or 10GiB")),
         };
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        let wrong = || format!("'{text}' is not a size: write one like 4096, 64MiB or 10GiB");
         let whole: u64 = whole.parse().map_err(|_| wrong())?;
         let too_large = || format!("'{text}' is too large");
         let mut bytes = whole.checked_mul(factor).ok_or_else(too_large)?;
@@ -174,6 +177,7 @@ mod tests {
         for text in ["", "GiB", "1.2.3M", "-1", "12parsecs", "99999999999TiB", "1.x"] {
             assert!(text.parse::<Size>().is_err(), "{text}");
         }
+        assert!("plenty".parse::<Size>().unwrap_err().contains("is not a size"));
     }
 
     #[test]

@@ -262,7 +262,7 @@ fn a_foundationdb_url_that_cannot_work_is_told() {
     assert_refused(
         &volume.run(&["format", &url, &volume.store_url]),
         20,
-        &["cluster file", "missing.cluster"],
+        &["cluster file", "missing.cluster", "the URL names it"],
     );
     let url = format!("fdb://{}?prefix={}", missing.display(), "x".repeat(100));
     assert_refused(&volume.run(&["format", &url, &volume.store_url]), 2, &["prefix of 100 bytes"]);

@@ -353,7 +353,11 @@ fn directories_that_are_no_mounts_are_told() {
     assert_refused(&place.rfs(&["status", dir]), 1, &["is not a mount point of rfs"]);
     assert_refused(&place.rfs(&["flush", dir]), 1, &["is not a mount point of rfs"]);
     assert_refused(&place.rfs(&["umount", "/no/such/place"]), 1, &["does not exist"]);
-    assert_refused(&place.rfs(&["info", file.to_str().unwrap()]), 1, &["not on a mount of rfs"]);
+    assert_refused(&place.rfs(&["info", file.to_str().unwrap()]), 1, &["not on a mount of rfs", "--volume"]);
+    let volume = Place::formatted();
+    assert_refused(&volume.rfs(&["flush", &volume.meta()]), 1, &["is not mounted", "the next one sends"]);
+    let unknown = volume.rfs(&["mount", "-o", "nosiud", &volume.meta(), dir]);
+    assert_refused(&unknown, 2, &["nosiud", "rfs help mount"]);
 }
 
 #[test]

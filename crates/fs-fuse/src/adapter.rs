@@ -235,7 +235,9 @@ fn truncation_kills_set_id(request: &Request) -> bool {
 
 impl Filesystem for Adapter {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let mut wanted = InitFlags::FUSE_ATOMIC_O_TRUNC;
+        // Not FUSE_ATOMIC_O_TRUNC: the kernel would send an open with O_RDONLY|O_TRUNC before it looks whether the file is being
+        // executed, and refuse it when the file is empty already.
+        let mut wanted = InitFlags::empty();
         if cfg!(target_os = "linux") {
             wanted |= InitFlags::FUSE_DO_READDIRPLUS
                 | InitFlags::FUSE_READDIRPLUS_AUTO

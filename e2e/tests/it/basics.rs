@@ -18,6 +18,7 @@ on_each_backend! {
     fn read_only_mounts_refuse_changes;
     fn info_and_status_tell_what_is_there;
     fn locks_hold_between_processes;
+    fn a_running_program_cannot_be_emptied;
     fn what_is_not_carried_is_refused;
 }
 
@@ -74,6 +75,28 @@ fn a_large_sparse_file_keeps_its_holes(backend: Backend) {
     file.read_exact(&mut bytes[..4]).unwrap();
     assert_eq!(&bytes[..4], b"in\0\0");
     drop(file);
+    mount.unmount();
+    volume.assert_clean();
+}
+
+fn a_running_program_cannot_be_emptied(backend: Backend) {
+    let Some(volume) = Volume::format(backend) else { return };
+    let mount = volume.mount();
+    let program = mount.path().join("sleep");
+    fs::copy("/bin/sleep", &program).unwrap();
+    let len = fs::metadata(&program).unwrap().len();
+    let mut running = Command::new(&program).arg("100").spawn().unwrap();
+    for (write, flags) in [(false, libc::O_TRUNC), (true, libc::O_TRUNC), (true, 0)] {
+        let refused = fs::OpenOptions::new().read(true).write(write).custom_flags(flags).open(&program);
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ETXTBSY), "write {write}, flags {flags}");
+        assert_eq!(fs::metadata(&program).unwrap().len(), len);
+    }
+    assert_eq!(running.try_wait().unwrap(), None);
+    running.kill().unwrap();
+    running.wait().unwrap();
+    assert_eq!(fs::read(&program).unwrap(), fs::read("/bin/sleep").unwrap());
+    fs::OpenOptions::new().read(true).write(true).truncate(true).open(&program).unwrap();
+    assert_eq!(fs::metadata(&program).unwrap().len(), 0);
     mount.unmount();
     volume.assert_clean();
 }

@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use rfs_e2e::{Backend, MountOptions, Volume, on_each_backend, run, run_ok, set_xattr, tool};
@@ -79,21 +79,31 @@ fn a_large_sparse_file_keeps_its_holes(backend: Backend) {
     volume.assert_clean();
 }
 
+/// A child that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 fn a_running_program_cannot_be_emptied(backend: Backend) {
     let Some(volume) = Volume::format(backend) else { return };
     let mount = volume.mount();
     let program = mount.path().join("sleep");
-    fs::copy("/bin/sleep", &program).unwrap();
+    // Not by this process: a child that another thread starts meanwhile would have it open for writing, too.
+    run_ok(Command::new("cp").arg("/bin/sleep").arg(&program), Duration::from_mins(1));
     let len = fs::metadata(&program).unwrap().len();
-    let mut running = Command::new(&program).arg("100").spawn().unwrap();
+    let mut running = Running(Command::new(&program).arg("1000").spawn().unwrap());
     for (write, flags) in [(false, libc::O_TRUNC), (true, libc::O_TRUNC), (true, 0)] {
         let refused = fs::OpenOptions::new().read(true).write(write).custom_flags(flags).open(&program);
         assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ETXTBSY), "write {write}, flags {flags}");
         assert_eq!(fs::metadata(&program).unwrap().len(), len);
     }
-    assert_eq!(running.try_wait().unwrap(), None);
-    running.kill().unwrap();
-    running.wait().unwrap();
+    assert_eq!(running.0.try_wait().unwrap(), None);
+    drop(running);
     assert_eq!(fs::read(&program).unwrap(), fs::read("/bin/sleep").unwrap());
     fs::OpenOptions::new().read(true).write(true).truncate(true).open(&program).unwrap();
     assert_eq!(fs::metadata(&program).unwrap().len(), 0);
@@ -264,7 +274,7 @@ fn fallocate(file: &fs::File, mode: i32) -> std::io::Result<()> {
 #[test]
 fn larger_packs_are_sent_in_parts() {
     let Some(volume) = Volume::format(Backend::S3) else { return };
-    let mount = volume.mount_with(&MountOptions::args(&["--pack-size", "64MiB"]));
+    let mount = volume.mount_with(&MountOptions::args(&["--pack-size", "64MiB", "--memory", "1GiB"]));
     let mut state = 1_u64;
     let words = (0..(100 << 20) / 8).flat_map(|_| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -274,7 +284,7 @@ fn larger_packs_are_sent_in_parts() {
     fs::write(mount.path().join("large"), &bytes).unwrap();
     mount.unmount();
     let bucket = volume.s3.as_ref().expect("the volume has a server").bucket_dir("bucket");
-    let found = Command::new("find").arg(bucket).args(["-type", "f", "-size", "+40M"]).output().unwrap();
+    let found = Command::new("find").arg(bucket).args(["-type", "f", "-size", "+17M"]).output().unwrap();
     let large = String::from_utf8(found.stdout).unwrap().lines().count();
     assert!(large >= 1, "no object is larger than what one request sends");
     let mount = volume.mount();

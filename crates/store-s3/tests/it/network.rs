@@ -77,9 +77,10 @@ async fn what_is_damaged_on_the_way_is_refused_and_sent_again() {
     setup.proxy.set(Fault::Damage);
     let store = Arc::clone(&setup.store);
     let writer = tokio::spawn(async move { works(&store, "whole").await });
-    while setup.proxy.faults_injected() == 0 {
+    while setup.proxy.faults_injected() == 0 && !writer.is_finished() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+    assert_ne!(setup.proxy.faults_injected(), 0);
     setup.proxy.set(Fault::None);
     writer.await.unwrap();
 }

@@ -57,8 +57,12 @@ async fn empty(kv: &Arc<dyn Kv>, url: &MetaUrl, yes: bool) -> Result<u64> {
     volume::check_marker(&store, &record).await?;
     let mut bar = Bar::new();
     let mut show = |done| bar.show(&Progress { stage: "deleting contents".to_owned(), done, total: None });
-    let deleted = volume::alone(url, kv, volume::erase_store(&store, &mut show)).await?;
-    remove_staged(&staged)?;
+    let contents = async {
+        let deleted = volume::erase_store(&store, &mut show).await?;
+        remove_staged(&staged)?;
+        Ok(deleted)
+    };
+    let deleted = volume::alone(url, kv, contents).await?;
     // The metadata last: it says where the contents are, so an interrupted command can be run again.
     if !url.is_exclusive() {
         engine::wipe(&**kv).await?;

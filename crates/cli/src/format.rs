@@ -45,7 +45,8 @@ pub(crate) struct Args {
     /// How long to try to reach the store
     #[arg(long, value_name = "TIME", default_value = "30s")]
     io_timeout: Span,
-    /// Give up what META_URL and STORE_URL hold now, unless the volume is mounted, on this machine or another
+    /// Give up what META_URL and STORE_URL hold now, unless META_URL's volume is mounted, on this machine or another. Whether
+    /// STORE_URL belongs to yet another volume, which is mounted, cannot be seen
     #[arg(long)]
     force: bool,
     /// Print JSON
@@ -246,21 +247,23 @@ impl Plan {
         let mut silent = |_| {};
         let erase = volume::erase_store(store, &mut silent);
         let Held::GivenUp(staged) = held else { return erase.await.map(drop) };
-        if self.meta.is_exclusive() {
-            erase.await?;
-        } else {
-            let kv = engine::open_kv(&self.meta, Missing::Fail).await?;
-            let cleared = async {
-                match &staged {
-                    Some(_) => volume::alone(&self.meta, &kv, erase).await?,
-                    // What cannot be read as a volume says nothing of mounts either.
-                    None => erase.await?,
+        match engine::open_kv(&self.meta, Missing::Fail).await {
+            Ok(kv) => {
+                let cleared = async {
+                    match &staged {
+                        Some(_) => volume::alone(&self.meta, &kv, erase).await?,
+                        // What cannot be read as a volume says nothing of mounts either.
+                        None => erase.await?,
+                    };
+                    if self.meta.is_exclusive() { Ok(()) } else { engine::wipe(&*kv).await }
                 };
-                engine::wipe(&*kv).await
-            };
-            let cleared = cleared.await;
-            kv.close().await.exit(Exit::MetadataDown, "closing the metadata store")?;
-            cleared?;
+                let cleared = cleared.await;
+                kv.close().await.exit(Exit::MetadataDown, "closing the metadata store")?;
+                cleared?;
+            }
+            // What cannot be opened, nobody has mounted.
+            Err(failure) if matches!(failure.exit, Exit::Damage | Exit::Version) => drop(erase.await?),
+            Err(failure) => return Err(failure),
         }
         remove_metadata(&self.meta)?;
         destroy::remove_staged(&staged.unwrap_or_default())

@@ -165,8 +165,9 @@ impl Failure {
 
 /// An error's text without the system's number for it, which tells people nothing.
 fn without_number(text: &str) -> &str {
-    match text.rfind(" (os error ") {
-        Some(end) if text.ends_with(')') => &text[..end],
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    match text.rsplit_once(" (os error ") {
+        Some((before, number)) if number.strip_suffix(')').is_some_and(is_number) => before,
         _ => text,
     }
 }

@@ -82,7 +82,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE")]
     pub(crate) staging_max: Option<Size>,
     /// Most bytes of one object in the store, 16MiB to 64MiB (16.5MiB unless said otherwise). Larger ones are fewer and are
-    /// sent in parts while they fill, which suits a store that is far away; they take more --memory
+    /// sent in parts while they fill, which suits a store that is far away; they take more --memory, and S3 gets
+    /// no checksum of a part
     #[arg(long, value_name = "SIZE")]
     pub(crate) pack_size: Option<Size>,
 }

@@ -53,7 +53,7 @@ pub(crate) struct OpenSettings {
     pub(crate) cache: Option<(PathBuf, Size)>,
     /// How long a request to the store is tried; zero: for ever.
     pub(crate) io_timeout: Duration,
-    /// Where to stage; `None`: where the metadata is, if that is a place.
+    /// Where to stage; `None`: where the volume says, else where the metadata is, if that is a place.
     pub(crate) staging: Option<Staging>,
     /// Most bytes that are staged; 0: none, but what is staged is found.
     pub(crate) staging_max: Size,
@@ -156,10 +156,10 @@ impl Volume {
         let session = meta.session_id().unwrap_or(SessionId(0));
         let usual = DataOptions::new(session, record.uuid, Arc::clone(&memory));
         let pack_bytes = settings.pack_size.and_then(|Size(bytes)| u32::try_from(bytes).ok());
-        let pack_bytes = pack_bytes.unwrap_or(usual.pack_bytes);
+        // The usual one is what holds a chunk, with header and footer.
+        let pack_bytes = pack_bytes.unwrap_or_default().max(usual.pack_bytes);
         let options = DataOptions {
             pack_bytes,
-            part_bytes: pack_bytes.min(usual.part_bytes),
             block_bytes: record.block_bytes,
             cache_memory_bytes: part,
             readahead_memory_bytes: 2 * part,

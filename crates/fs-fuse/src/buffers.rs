@@ -2,8 +2,7 @@
 //!
 //! The kernel clears every page that a process touches for the first time, and the allocator gives large blocks back as
 //! soon as they are free. At a GiB of writes a second that costs as much as copying them, so blocks of the size of the
-//! largest write are kept here. Bound: while some are in use (which the memory budget bounds), as many are kept as were
-//! in use at once; when none is, [`IDLE_MAX`].
+//! largest write are kept here. Bound: as many as are in use, which the memory budget bounds, and [`IDLE_MAX`] at least.
 
 use std::sync::Arc;
 
@@ -66,8 +65,7 @@ impl Drop for Block {
         let mut pool = self.pool.lock();
         pool.free.push(block);
         pool.used -= 1;
-        let kept = if pool.used == 0 { IDLE_MAX } else { usize::MAX };
-        let kept = kept.min(pool.free.len());
+        let kept = pool.used.max(IDLE_MAX).min(pool.free.len());
         let surplus = pool.free.split_off(kept);
         drop(pool);
         drop(surplus);
@@ -100,11 +98,11 @@ mod tests {
         drop(buffers.copy(&[1; 4096]));
         assert!(buffers.pool.lock().free.is_empty());
         let data = vec![7; POOLED_BYTES_MIN];
-        let last = buffers.copy(&data);
-        let many: Vec<Bytes> = (0..IDLE_MAX + 3).map(|_| buffers.copy(&data)).collect();
+        let copies = || -> Vec<Bytes> { (0..IDLE_MAX + 3).map(|_| buffers.copy(&data)).collect() };
+        let (many, others) = (copies(), copies());
         drop(many);
         assert_eq!(buffers.pool.lock().free.len(), IDLE_MAX + 3);
-        drop(last);
+        drop(others);
         assert_eq!(buffers.pool.lock().free.len(), IDLE_MAX);
     }
 }

@@ -8,9 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .access_log import kinds
-from .process import PeakSampler, sh
+from .process import PeakSampler, sh, touch_free_memory
 from .server import Server
 from .targets import Target
+
+# Touched for a phase besides what it reads or writes.
+MEMORY_OF_A_PHASE = 2 << 30
 
 
 @dataclass
@@ -71,6 +74,8 @@ class Run:
         What is done inside may set `seconds` (where a load program times itself) and `count`.
         """
         target, phase = self.target, Phase(name, count, item, 0, size)
+        # Enough for the bytes at the program, in the filesystem and in the server.
+        touch_free_memory(3 * (size or 0) + MEMORY_OF_A_PHASE)
         with PeakSampler(target.groups()) as peak:
             mark, cpu = self.server.mark(), target.cpu_seconds()
             begin = time.monotonic()

@@ -65,7 +65,7 @@ class S3ql(Target):
 
     @property
     def _url(self) -> str:
-        return f"s3c://{self.server.endpoint.removeprefix('http://')}/{self.bucket}"
+        return f"s3c4://{self.server.endpoint.removeprefix('http://')}/{self.bucket}"
 
     @property
     def _options(self) -> list[object]:
@@ -73,7 +73,7 @@ class S3ql(Target):
         auth.write_text(f"[store]\nstorage-url: {self._url}\nbackend-login: {self.server.access}\n"
                         f"backend-password: {self.server.secret}\n")
         os.chmod(auth, 0o600)
-        return ["--authfile", auth, "--cachedir", self.dir / "s3ql", "--backend-options", "no-ssl"]
+        return ["--authfile", auth, "--cachedir", self.dir / "s3ql", "--backend-options", f"no-ssl,sig-region={REGION}"]
 
     def setup(self) -> None:
         sh("mkfs.s3ql", *self._options, "--plain", self._url)

@@ -14,7 +14,8 @@ use crate::volume::{OpenSettings, Volume};
 /// Check a volume
 ///
 /// Checks that names, inodes, slices and counts agree; of a volume that is not mounted also every page of its metadata file,
-/// if it has one. Works on a mounted volume, too. Exits with 40 when it found damage and with 41 when it repaired all of
+/// if it has one. What redb can mend of that file itself, as after a crash, it mends also without --repair.
+/// Works on a mounted volume, too. Exits with 40 when it found damage and with 41 when it repaired all of
 /// it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {

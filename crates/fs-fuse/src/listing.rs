@@ -105,6 +105,7 @@ impl<R: Listing> Page<R> {
             return ControlFlow::Break(());
         }
         if entry.attr.is_some() {
+            // Counted by the listing before it waits again; and the time for the answer ends only while it waits.
             filled.looked_up.push(entry.ino);
         }
         ControlFlow::Continue(())

@@ -4,6 +4,7 @@ mod gate;
 #[expect(clippy::unwrap_used, reason = "what fails to mount fails its test")]
 mod mounted;
 
+use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
@@ -213,20 +214,31 @@ fn a_remount_makes_it_read_only_and_back() {
     fs::write(mounted.path("file"), b"").unwrap();
 }
 
-/// Waits until the filesystem has so many files and directories open and knows at most so many inodes of the kernel's,
-/// which may forget some at any time.
+/// Waits until `now` says `expected`.
 #[expect(clippy::disallowed_methods, reason = "what is waited for happens in real time")]
-fn settles(mounted: &Mounted, expected: (u64, u64, u64), what: &str) {
+fn settles<T: PartialEq + Debug>(now: impl Fn() -> T, expected: &T, what: &str) {
     let begun = Instant::now();
-    loop {
-        let stats = mounted.stats();
-        let now = (stats.files_open, stats.directories_open, stats.inodes_known);
-        if (now.0, now.1) == (expected.0, expected.1) && now.2 <= expected.2 {
-            return;
-        }
-        assert!(begun.elapsed() < Duration::from_mins(1), "{what}: {now:?} instead of {expected:?}");
+    while now() != *expected {
+        assert!(begun.elapsed() < Duration::from_mins(1), "{what}: {:?} instead of {expected:?}", now());
         std::thread::yield_now();
     }
+}
+
+/// Waits until the filesystem has so many files and directories open and knows so many inodes of the kernel's.
+fn settles_at(mounted: &Mounted, expected: (u64, u64, u64), what: &str) {
+    let now = || {
+        let stats = mounted.stats();
+        (stats.files_open, stats.directories_open, stats.inodes_known)
+    };
+    settles(now, &expected, what);
+}
+
+/// Removes everything: what the kernel was given once too often stays known.
+fn nothing_is_left(mounted: &Mounted) {
+    for name in mounted.list("") {
+        mounted.remove(&name);
+    }
+    settles_at(mounted, (0, 0, 0), "when all is removed");
 }
 
 type Call = fn(PathBuf) -> std::io::Result<()>;
@@ -249,22 +261,32 @@ fn what_came_too_late_is_taken_back() {
         ("file", |path| OpenOptions::new().append(true).open(path).map(drop)),
         ("dir", |path| fs::read_dir(path).map(drop)),
     ];
-    settles(&mounted, (0, 0, 2), "before");
+    // The kernel does not forget what is open.
+    let open = ["file", "dir"].map(|name| File::open(mounted.path(name)).unwrap());
+    settles_at(&mounted, (1, 1, 2), "before");
+    let tasks = || mounted.runtime().metrics().num_alive_tasks();
+    let tasks_before = tasks();
     mounted.gate().turn(Gate::Shut);
     for (name, call) in calls {
         let failed = call(mounted.path(name)).unwrap_err();
         assert_eq!(failed.raw_os_error(), Some(libc::EIO), "{name}: {failed}");
     }
+    // Each goes on in a task of its own.
+    settles(tasks, &(tasks_before + calls.len()), "while the gate is shut");
     mounted.gate().turn(Gate::Open);
-    settles(&mounted, (0, 0, 2), "after");
+    settles(tasks, &tasks_before, "when the late results are there");
+    settles_at(&mounted, (1, 1, 2), "after");
+    drop(open);
     // What came too late has happened all the same.
     assert!(fs::metadata(mounted.path("unseen")).unwrap().is_dir());
+    nothing_is_left(&mounted);
 }
 
 #[test]
 fn what_fails_half_way_is_taken_back() {
     let Some(mounted) = Mounted::new("dirsync") else { return };
-    fs::write(mounted.path("file"), b"1").unwrap();
+    // The kernel does not forget what is open.
+    let open = File::create(mounted.path("file")).unwrap();
     let names: Vec<String> = (0..200).map(|index| format!("f{index}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let calls: [(&str, Call); 6] = [
@@ -283,21 +305,30 @@ fn what_fails_half_way_is_taken_back() {
         let mut failures = 0;
         for passes in 0.. {
             let name = format!("{name}{passes}");
-            if name.starts_with("list") {
+            let list = name.starts_with("list").then(|| {
                 mounted.make_behind_the_kernel(&name, &names);
-                fs::metadata(mounted.path(&name)).unwrap();
-            }
-            let known = mounted.stats().inodes_known;
+                File::open(mounted.path(&name)).unwrap()
+            });
+            let listed = u64::from(list.is_some());
+            settles_at(&mounted, (1, listed, 1 + listed), &name);
             mounted.gate().turn(Gate::Passes(passes));
             let done = call(mounted.path(&name));
             mounted.gate().turn(Gate::Open);
-            match done {
-                Ok(()) => break,
-                Err(failed) => assert_eq!(failed.raw_os_error(), Some(libc::EIO), "{name}: {failed}"),
+            if let Err(failed) = &done {
+                assert_eq!(failed.raw_os_error(), Some(libc::EIO), "{name}: {failed}");
+                settles_at(&mounted, (1, listed, 1 + listed), &name);
+                failures += 1;
             }
-            settles(&mounted, (0, 0, known), &name);
-            failures += 1;
+            drop(list);
+            if done.is_ok() || listed > 0 {
+                mounted.remove(&name);
+            }
+            if done.is_ok() {
+                break;
+            }
         }
         assert!(failures > 1, "{name} failed only {failures} times");
     }
+    drop(open);
+    nothing_is_left(&mounted);
 }

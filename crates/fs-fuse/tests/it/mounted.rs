@@ -130,6 +130,13 @@ impl Mounted {
         names
     }
 
+    /// Removes a file, or a directory with all that is in it.
+    pub(crate) fn remove(&self, name: &str) {
+        let path = self.path(name);
+        let is_directory = path.symlink_metadata().unwrap().is_dir();
+        if is_directory { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) }.unwrap();
+    }
+
     /// Length of a file as the filesystem knows it.
     pub(crate) fn size_behind_the_kernel(&self, ino: u64) -> u64 {
         self.runtime.block_on(self.vfs.getattr(Ino(ino))).unwrap().size

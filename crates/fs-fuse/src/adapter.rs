@@ -236,7 +236,8 @@ fn truncation_kills_set_id(request: &Request) -> bool {
 impl Filesystem for Adapter {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // Not FUSE_ATOMIC_O_TRUNC: the kernel would send an open with O_RDONLY|O_TRUNC before it looks whether the file is being
-        // executed, and refuse it when the file is empty already.
+        // executed, and refuse it when the file is empty already. Without it no open has O_TRUNC, on macOS neither (macFUSE's
+        // `fuse_filehandle_get`): the kernel sends a setattr.
         let mut wanted = InitFlags::empty();
         if cfg!(target_os = "linux") {
             wanted |= InitFlags::FUSE_DO_READDIRPLUS
@@ -442,13 +443,13 @@ impl Filesystem for Adapter {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let (caller, flags) = (convert::caller(request), convert::open_flags(flags));
+        let flags = convert::open_flags(flags);
         let writers = self.writers_of(flags);
         // Pages of a file that was written here stay in the kernel, and reads of them are not seen here.
         let cached = self.options.caching == Caching::Writes && flags.access == AccessMode::Read;
         let notices = cached.then(|| self.notices.clone());
         self.serve("open", request, ino, reply, |fs, ino| async move {
-            let opened = fs.open(&caller, ino, flags).await?;
+            let opened = fs.open(ino, flags).await?;
             if let Some(notices) = notices
                 && fs.opened_for_reading(opened.fh).await.unwrap_or(false)
             {

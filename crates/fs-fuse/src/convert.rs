@@ -159,7 +159,6 @@ pub(crate) fn open_flags(flags: fuser::OpenFlags) -> OpenFlags {
             _ => AccessMode::Read,
         },
         append: has(libc::O_APPEND),
-        truncate: has(libc::O_TRUNC),
         // O_SYNC contains O_DSYNC.
         sync: if has(libc::O_DSYNC) { SyncMode::EveryWrite } else { SyncMode::Later },
     }

@@ -50,8 +50,6 @@ pub struct OpenFlags {
     /// `O_APPEND`: writes go to the end, whatever their offset says (unless the kernel caches writes and has placed
     /// them already, see [`VfsOptions::kernel_caches_writes`]).
     pub append: bool,
-    /// `O_TRUNC`: the file is emptied first.
-    pub truncate: bool,
     /// `O_SYNC`, `O_DSYNC`.
     pub sync: SyncMode,
 }
@@ -59,7 +57,7 @@ pub struct OpenFlags {
 impl OpenFlags {
     /// Only the access mode, everything else off.
     pub fn new(access: AccessMode) -> OpenFlags {
-        OpenFlags { access, append: false, truncate: false, sync: SyncMode::Later }
+        OpenFlags { access, append: false, sync: SyncMode::Later }
     }
 }
 

@@ -260,7 +260,7 @@ async fn create(vfs: &Vfs, text: &str) -> (Ino, Fh) {
 
 async fn open(vfs: &Vfs, text: &str) -> (Ino, Fh) {
     let attr = vfs.lookup(Ino::ROOT, &name(text)).await.unwrap();
-    let opened = vfs.open(&ROOT, attr.ino, flags(AccessMode::ReadWrite)).await.unwrap();
+    let opened = vfs.open(attr.ino, flags(AccessMode::ReadWrite)).await.unwrap();
     (attr.ino, opened.fh)
 }
 

@@ -17,40 +17,27 @@ use super::readahead::Readahead;
 use super::request::{Fh, OpenFlags, Opened, SyncMode, WriteArgs, WriteOrigin};
 use crate::data::BudgetGuard;
 use crate::meta::{FILE_BYTES_MAX, FLAG_APPEND, FLAG_IMMUTABLE, Membership, SetattrArgs};
-use crate::types::{Caller, Error, ErrorKind, Ino, Result, SetAttr, SetTime};
+use crate::types::{Caller, Error, ErrorKind, Ino, Result, SetAttr};
 
 impl Vfs {
-    /// Opens a file (open(2)), emptied first with `O_TRUNC`.
+    /// Opens a file (open(2)). With `O_TRUNC` the kernel empties it by a `setattr` of its own.
     ///
     /// # Errors
     /// `ReadOnly` for writing; `NotPermitted` where inode flags forbid it; `IsDirectory`; `Stale`.
-    pub async fn open(&self, caller: &Caller, ino: Ino, flags: OpenFlags) -> Result<Opened> {
-        let inode = if flags.access.writes() || flags.truncate {
+    pub async fn open(&self, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+        let inode = if flags.access.writes() {
             self.check_writable()?;
             let ((), inode) = futures::try_join!(self.check_flags(ino, flags), self.inode(ino))?;
             inode
         } else {
             self.inode(ino).await?
         };
-        let opened = self.open_state(inode, flags);
-        if flags.truncate {
-            let set =
-                SetAttr { kill_suid_sgid: caller.uid != 0, mtime: Some(SetTime::Now), ..SetAttr::default() };
-            let truncated = match self.handles.file(opened.fh) {
-                Ok(handle) => self.truncate(&handle.inode, 0, &set).await.map(|_| ()),
-                Err(error) => Err(error),
-            };
-            if let Err(error) = truncated {
-                self.release(opened.fh).await?;
-                return Err(error);
-            }
-        }
-        Ok(opened)
+        Ok(self.open_state(inode, flags))
     }
 
     async fn check_flags(&self, ino: Ino, flags: OpenFlags) -> Result<()> {
         let attr = self.meta.getattr(ino).await?;
-        let append_only = attr.flags & FLAG_APPEND != 0 && (!flags.append || flags.truncate);
+        let append_only = attr.flags & FLAG_APPEND != 0 && !flags.append;
         if attr.flags & FLAG_IMMUTABLE != 0 || append_only {
             return Err(ErrorKind::NotPermitted.into());
         }

@@ -147,6 +147,12 @@ async fn a_crash_keeps_what_was_fsynced_and_no_more_than_was_written() {
     unmount(vfs).await;
 }
 
+async fn rename(vfs: &Vfs, from: &str, to: &str, mode: RenameMode) {
+    let (from, to) = (name(from), name(to));
+    let args = RenameArgs { parent: Ino::ROOT, name: &from, new_parent: Ino::ROOT, new_name: &to, mode };
+    vfs.rename(args).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rename_over_a_file_stores_the_new_contents_first() {
     let world = World::new().await;
@@ -156,15 +162,7 @@ async fn rename_over_a_file_stores_the_new_contents_first() {
     let new = create(&vfs, "f.new").await;
     let bytes = Dice(2).bytes(60_000);
     write(&vfs, new, 0, bytes.clone()).await.unwrap();
-    let (from, to) = (name("f.new"), name("f"));
-    let args = RenameArgs {
-        parent: Ino::ROOT,
-        name: &from,
-        new_parent: Ino::ROOT,
-        new_name: &to,
-        mode: RenameMode::Replace,
-    };
-    vfs.rename(args).await.unwrap();
+    rename(&vfs, "f.new", "f", RenameMode::Replace).await;
     crash(vfs).await;
     let vfs = world.mount().await;
     let file = open(&vfs, "f").await;
@@ -182,15 +180,7 @@ async fn files_that_swap_names_are_both_stored_first() {
     write(&vfs, a, 0, a_bytes.clone()).await.unwrap();
     let b = create(&vfs, "b").await;
     write(&vfs, b, 0, b_bytes.clone()).await.unwrap();
-    let (from, to) = (name("a"), name("b"));
-    let args = RenameArgs {
-        parent: Ino::ROOT,
-        name: &from,
-        new_parent: Ino::ROOT,
-        new_name: &to,
-        mode: RenameMode::Exchange,
-    };
-    vfs.rename(args).await.unwrap();
+    rename(&vfs, "a", "b", RenameMode::Exchange).await;
     crash(vfs).await;
     let vfs = world.mount().await;
     for (name, bytes) in [("a", b_bytes), ("b", a_bytes)] {

@@ -1,7 +1,7 @@
 //! Real servers and a faulty network for tests: nothing of this is part of the product.
 //!
 //! Owns: starting, killing and restarting S3 servers on free loopback ports ([`Versitygw`], [`SeaweedFs`]), and a TCP
-//! proxy whose faults are switched while it runs ([`FaultProxy`]). Everything here is synchronous, so that tests with
+//! proxy whose faults are switched while it runs ([`FaultProxy`]); and bytes to write ([`noise`]). Everything here is synchronous, so that tests with
 //! and without an async runtime can use it, and everything stops when its guard is dropped.
 //!
 //! It refuses to know any crate of the filesystem: whatever is tested may depend on it.
@@ -10,6 +10,7 @@
 //! `RFS_REQUIRE_SERVERS=1` in the environment that is a failure instead.
 
 mod fdb;
+mod noise;
 mod process;
 mod proxy;
 mod seaweedfs;
@@ -17,6 +18,7 @@ mod tls;
 mod versitygw;
 
 pub use fdb::FdbServer;
+pub use noise::noise;
 pub use process::{StartError, find_program, free_port, or_skip, wait_until};
 pub use proxy::{Fault, FaultProxy};
 pub use seaweedfs::SeaweedFs;

@@ -9,6 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rfs_e2e::{Backend, Mount, MountOptions, Volume, run, run_ok, tool};
+use rfs_testkit::{noise, wait_until};
 use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_mins(1);
@@ -67,20 +68,6 @@ impl Drop for Disk {
     }
 }
 
-/// Bytes that do not compress.
-fn noise(len: usize) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
-}
-
 /// A volume whose store is on a disk of 48 MiB.
 fn volume_on(disk: &Disk) -> Volume {
     let mut volume = Volume::unformatted(Backend::LocalDirectory).expect("needs no server");
@@ -99,7 +86,7 @@ fn a_full_disk_below_the_store_is_told_and_loses_nothing() {
     let Some(disk) = Disk::of("48m") else { return };
     let volume = volume_on(&disk);
     let mount = unstaged(&volume);
-    let (kept, waiting) = (noise(5 << 20), noise(10 << 20));
+    let (kept, waiting) = (noise(1, 5 << 20), noise(1, 10 << 20));
     fs::write(mount.path().join("kept"), &kept).unwrap();
     run_ok(volume.rfs(&["flush"]).arg(mount.path()), LIMIT);
     let filler = disk.fill(4 << 20);
@@ -113,7 +100,7 @@ fn a_full_disk_below_the_store_is_told_and_loses_nothing() {
 
     fs::remove_file(filler).unwrap();
     assert!(
-        rfs_testkit::wait_until(LIMIT, || file.sync_all().is_ok()),
+        wait_until(LIMIT, || file.sync_all().is_ok()),
         "there is space, but fsync still fails; log:\n{}",
         mount.log()
     );
@@ -132,7 +119,7 @@ fn a_full_disk_below_the_store_is_no_matter_for_what_is_staged() {
     let volume = volume_on(&disk);
     let mount = volume.mount();
     let filler = disk.fill(4 << 20);
-    let bytes = noise(10 << 20);
+    let bytes = noise(1, 10 << 20);
     let mut file = fs::File::create(mount.path().join("f")).unwrap();
     file.write_all(&bytes).and_then(|()| file.sync_all()).unwrap();
     drop(file);
@@ -151,22 +138,22 @@ fn removing_what_did_not_fit_makes_room_below_the_store() {
     let volume = volume_on(&disk);
     let mount = unstaged(&volume);
     let large = fs::File::create(mount.path().join("too large")).unwrap();
-    let bytes = noise(1 << 20);
+    let bytes = noise(1, 1 << 20);
     let error = (0..64).find_map(|i| large.write_all_at(&bytes, i << 20).err()).or(large.sync_all().err());
     assert_eq!(error.expect("48 MiB cannot hold 64 MiB").raw_os_error(), ENOSPC);
     drop(large);
     fs::remove_file(mount.path().join("too large")).unwrap();
     let small = fs::File::create(mount.path().join("fits")).unwrap();
-    small.write_all_at(&noise(20 << 20), 0).unwrap();
+    small.write_all_at(&noise(1, 20 << 20), 0).unwrap();
     assert!(
-        rfs_testkit::wait_until(LIMIT, || small.sync_all().is_ok()),
+        wait_until(LIMIT, || small.sync_all().is_ok()),
         "the large file is gone, but there is no space; log:\n{}",
         mount.log()
     );
     drop(small);
     mount.unmount();
     let mount = volume.mount();
-    assert_eq!(fs::read(mount.path().join("fits")).unwrap(), noise(20 << 20));
+    assert_eq!(fs::read(mount.path().join("fits")).unwrap(), noise(1, 20 << 20));
     mount.unmount();
     volume.assert_clean();
 }
@@ -211,7 +198,7 @@ fn fill_below_the_metadata(disk: &Disk) {
     let refused = fs::File::create(path("refused")).expect_err("the disk is full");
     assert_eq!(refused.raw_os_error(), ENOSPC, "{refused}");
     assert_eq!(fs::read(path("kept")).unwrap(), b"kept");
-    let bytes = noise(300_000);
+    let bytes = noise(1, 300_000);
     let written = fs::OpenOptions::new().write(true).open(path("kept")).unwrap();
     written.write_all_at(&bytes, 0).unwrap();
     let error = written.sync_all().expect_err("the disk is full");
@@ -219,7 +206,7 @@ fn fill_below_the_metadata(disk: &Disk) {
 
     fs::remove_file(filler).unwrap();
     assert!(
-        rfs_testkit::wait_until(LIMIT, || sync().is_ok()),
+        wait_until(LIMIT, || sync().is_ok()),
         "there is space, but fsync still fails; log:\n{}",
         mount.log()
     );

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use rfs_e2e::{Backend, MountOptions, Volume};
+use rfs_testkit::noise;
 
 const MEMORY_MIB: u64 = 64;
 /// What a mount takes besides: its program, the metadata's cache, threads, and what an allocator cannot give back.
@@ -12,20 +13,8 @@ const BESIDES_MIB: u64 = 96;
 const WORKERS: u64 = 16;
 const FILE_BYTES: usize = 12 << 20;
 
-/// Bytes that do not compress.
-fn noise(seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let words = (0..FILE_BYTES / 8).flat_map(|_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    });
-    words.collect()
-}
-
 fn write(dir: &Path, worker: u64) {
-    let bytes = noise(worker + 1);
+    let bytes = noise(worker, FILE_BYTES);
     fs::write(dir.join(format!("large{worker}")), &bytes).unwrap();
     for (number, small) in bytes.chunks(64 << 10).enumerate() {
         fs::write(dir.join(format!("small{worker}-{number}")), small).unwrap();
@@ -33,7 +22,7 @@ fn write(dir: &Path, worker: u64) {
 }
 
 fn read(dir: &Path, worker: u64) {
-    let bytes = noise(worker + 1);
+    let bytes = noise(worker, FILE_BYTES);
     let mut file = fs::File::open(dir.join(format!("large{worker}"))).unwrap();
     let mut buffer = vec![0; 1 << 20];
     for expected in bytes.chunks(1 << 20) {

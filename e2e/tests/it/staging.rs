@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rfs_e2e::{Backend, Finished, Mount, MountOptions, Volume, run};
-use rfs_testkit::{S3Server, wait_until};
+use rfs_testkit::{S3Server, noise, wait_until};
 
 const LIMIT: Duration = Duration::from_mins(1);
 
@@ -27,17 +27,6 @@ fn journals(dir: &Path) -> Vec<PathBuf> {
         }
     }
     found
-}
-
-fn noise(seed: u32, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 17;
-        state ^= state << 5;
-        state as u8
-    };
-    (0..len).map(|_| next()).collect()
 }
 
 fn write_durably(path: &Path, bytes: &[u8]) -> std::io::Result<()> {

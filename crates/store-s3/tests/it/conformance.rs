@@ -22,16 +22,7 @@ pub(crate) struct Abilities {
 
 /// Bytes that differ everywhere.
 pub(crate) fn pattern(len: usize, seed: u64) -> Bytes {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes.into()
+    rfs_testkit::noise(seed, len).into()
 }
 
 /// Runs all cases; each works below a prefix of its own.

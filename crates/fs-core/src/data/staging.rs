@@ -173,8 +173,10 @@ impl Staging {
             return full(format!("the limit of {} bytes is reached", self.bytes_max));
         }
         let disk = rustix::fs::statvfs(&self.dir)?;
+        // As df(1) counts: what the disk keeps for itself or for root is not among them.
+        let usable = disk.f_blocks.saturating_sub(disk.f_bfree).saturating_add(disk.f_bavail);
         let left = disk.f_bavail.saturating_mul(disk.f_frsize).saturating_sub(bytes);
-        if left < disk.f_blocks.saturating_mul(disk.f_frsize) / RESERVED_PART {
+        if left < usable.saturating_mul(disk.f_frsize) / RESERVED_PART {
             return full("the last tenth of the disk is left to others".to_owned());
         }
         Ok(())

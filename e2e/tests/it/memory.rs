@@ -1,11 +1,12 @@
-//! Memory stays within bounds, however many files are written and read at once.
+//! Memory stays within bounds, however many files are written and read at once, and whatever the store does.
 
 use std::fs;
 use std::io::Read;
 use std::path::Path;
+use std::time::Duration;
 
-use rfs_e2e::{Backend, MountOptions, Volume};
-use rfs_testkit::noise;
+use rfs_e2e::{Backend, MountOptions, Volume, run_ok};
+use rfs_testkit::{Fault, FaultProxy, S3Server, noise, store_url};
 
 const MEMORY_MIB: u64 = 64;
 /// What a mount takes besides: its program, the metadata's cache, threads, and what an allocator cannot give back.
@@ -70,5 +71,34 @@ fn sixteen_writers_and_readers_stay_within_the_memory_they_were_given() {
         written <= bound && both <= bound,
         "{written} MiB writing, {both} MiB reading too; bound {bound}"
     );
+    volume.assert_clean();
+}
+
+#[test]
+fn a_store_that_never_answers_takes_no_more_memory() {
+    let Some(mut volume) = Volume::unformatted(Backend::S3) else { return };
+    let server = volume.s3.as_ref().expect("the volume has a server");
+    let proxy = FaultProxy::start(server.address()).unwrap();
+    volume.store_url = store_url(&proxy.endpoint(), server.region(), "bucket", "volume");
+    let limit = Duration::from_mins(2);
+    run_ok(&mut volume.rfs(&["format", &volume.meta_url, &volume.store_url]), limit);
+    let mount = volume.mount_with(&MountOptions::args(&["--memory", &format!("{MEMORY_MIB}MiB")]));
+    proxy.set(Fault::BlackHole);
+    for worker in 0..40 {
+        fs::write(mount.path().join(worker.to_string()), noise(worker, FILE_BYTES)).unwrap();
+    }
+    let (peak, bound) = (peak_mib(mount.pid()), MEMORY_MIB + BESIDES_MIB / 2);
+    assert!(peak <= bound, "{peak} MiB, bound {bound}; log:\n{}", mount.log());
+    proxy.set(Fault::None);
+    run_ok(volume.rfs(&["flush"]).arg(mount.path()), limit);
+    mount.unmount();
+    let mount = volume.mount();
+    for worker in 0..40 {
+        assert!(
+            fs::read(mount.path().join(worker.to_string())).unwrap() == noise(worker, FILE_BYTES),
+            "{worker}"
+        );
+    }
+    mount.unmount();
     volume.assert_clean();
 }

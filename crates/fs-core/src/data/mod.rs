@@ -853,7 +853,8 @@ impl Data {
     }
 }
 
-/// While memory is short, drops from it what is staged, and stages what a slow or absent store does not take.
+/// While memory is short, drops from it what is staged, and stages what a slow or absent store does not take, also
+/// what is being sent to it.
 async fn relieve(
     options: Arc<DataOptions>,
     packs: Arc<Packs>,
@@ -870,6 +871,10 @@ async fn relieve(
         }
         for pack in &unstored {
             pack.release();
+        }
+        if uploader.is_away() && options.memory.pressure() == Pressure::High {
+            // One at a time and the youngest first: if the store is only slow, little is sent twice.
+            let _ = unstored.iter().rev().find(|pack| pack.recall());
         }
         tokio::time::sleep(RELIEF_PAUSE).await;
     }

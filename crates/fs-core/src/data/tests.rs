@@ -34,6 +34,24 @@ struct TestStore {
     hanging: AtomicBool,
     /// GETs whose bytes come back damaged.
     damaging: AtomicUsize,
+    /// Bytes of the PUTs that are under way.
+    sending: AtomicUsize,
+}
+
+/// A PUT that is under way.
+struct Sending<'a>(&'a AtomicUsize, usize);
+
+impl<'a> Sending<'a> {
+    fn new(counter: &'a AtomicUsize, bytes: usize) -> Sending<'a> {
+        counter.fetch_add(bytes, Ordering::SeqCst);
+        Sending(counter, bytes)
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::SeqCst);
+    }
 }
 
 impl fmt::Display for TestStore {
@@ -83,6 +101,7 @@ impl ObjectStore for TestStore {
         options: PutOptions,
     ) -> object_store::Result<PutResult> {
         self.puts.fetch_add(1, Ordering::SeqCst);
+        let _sending = Sending::new(&self.sending, bytes.content_length());
         self.admit().await?;
         self.inner.put_opts(path, bytes, options).await
     }

@@ -1,7 +1,8 @@
 //! Packs that the store has not acknowledged: where their bytes are, and who waits for them.
 //!
 //! A pack's bytes are in memory, charged to the budget, until the store has the whole object. What the staging journal
-//! has as well can be dropped from memory; it is read from the file then. Bytes are never anywhere else.
+//! has as well can be dropped from memory, unless a request holds it; it is read from the file then. Bytes are never
+//! anywhere else.
 //! Lock order: registry, one pack; the status is a leaf.
 
 use std::ops::Range;
@@ -33,6 +34,8 @@ pub(super) struct Pack {
     changed: Notify,
     /// The task is told that somebody who waits would like another attempt now.
     nudged: Notify,
+    /// The task is told that the memory which its requests hold is needed.
+    recalled: Notify,
     status: watch::Sender<Status>,
 }
 
@@ -40,6 +43,8 @@ pub(super) struct Pack {
 struct PackState {
     /// What is in memory, ascending; a block never spans two.
     segments: Vec<Segment>,
+    /// What requests hold: in memory as long as they last.
+    held: Vec<Range<u32>>,
     /// Names the runs.
     footer: FooterWriter,
     /// Bytes of header and blocks, and of the footer once it is closed.
@@ -96,6 +101,17 @@ impl PackState {
             None => self.memory = Some(memory),
         }
     }
+
+    /// Whether the segment could be dropped, because the journal has it.
+    fn is_staged(&self, segment: &Segment) -> bool {
+        (HEADER_BYTES..self.journal.end()).contains(&segment.offset)
+    }
+
+    /// Whether a request holds the segment.
+    fn is_held(&self, segment: &Segment) -> bool {
+        let end = segment.offset as usize + segment.bytes.len();
+        self.held.iter().any(|held| segment.offset < held.end && (held.start as usize) < end)
+    }
 }
 
 impl Journaled {
@@ -116,6 +132,22 @@ impl Journaled {
 pub(super) struct JournalFacts {
     pub(super) file_bytes: u64,
     pub(super) since: Instant,
+}
+
+/// Bytes of a pack that a request holds.
+#[derive(Debug)]
+pub(super) struct Held {
+    pack: Arc<Pack>,
+    range: Range<u32>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let held = &mut self.pack.state.lock().held;
+        if let Some(index) = held.iter().position(|range| *range == self.range) {
+            held.swap_remove(index);
+        }
+    }
 }
 
 /// A part of a pack, where it is.
@@ -199,6 +231,7 @@ impl Pack {
                 Segment { offset: 0, bytes: header },
                 Segment { offset: pack_len, bytes: trailer },
             ],
+            held: Vec::new(),
             footer,
             len,
             blocks_end: pack_len,
@@ -222,6 +255,7 @@ impl Pack {
             state: Mutex::new(state),
             changed: Notify::new(),
             nudged: Notify::new(),
+            recalled: Notify::new(),
             status: watch::Sender::new(Status::default()),
         }
     }
@@ -358,6 +392,29 @@ impl Pack {
         let _ = tokio::time::timeout(pause, self.nudged.notified()).await;
     }
 
+    /// What is in memory of a range stays there, and in the budget, until the answer is dropped.
+    pub(super) fn hold(self: &Arc<Pack>, range: Range<u32>) -> Held {
+        self.state.lock().held.push(range.clone());
+        Held { pack: Arc::clone(self), range }
+    }
+
+    /// Has the task give up its requests, if that gains memory; whether it does.
+    pub(super) fn recall(&self) -> bool {
+        let gains = {
+            let state = self.state.lock();
+            state.segments.iter().any(|segment| state.is_staged(segment) && state.is_held(segment))
+        };
+        if gains {
+            self.recalled.notify_one();
+        }
+        gains
+    }
+
+    /// Waits until [`Pack::recall`].
+    pub(super) async fn wait_recalled(&self) {
+        self.recalled.notified().await;
+    }
+
     /// Where the bytes of a range are, in order.
     pub(super) fn parts(&self, range: Range<u32>) -> Vec<Part> {
         let state = self.state.lock();
@@ -450,17 +507,18 @@ impl Pack {
         std::mem::take(&mut self.state.lock().journal.file_bytes)
     }
 
-    /// Drops from memory what the journal has, too.
+    /// Drops from memory what the journal has, too, and no request holds.
     pub(super) fn release(&self) {
         let _given_back = {
             let mut state = self.state.lock();
-            let staged = HEADER_BYTES..state.journal.end();
+            let mut segments = std::mem::take(&mut state.segments);
             let mut released = 0;
-            state.segments.retain(|segment| {
-                let keep = !staged.contains(&segment.offset);
+            segments.retain(|segment| {
+                let keep = !state.is_staged(segment) || state.is_held(segment);
                 released += if keep { 0 } else { segment.bytes.len() as u64 };
                 keep
             });
+            state.segments = segments;
             state.memory.as_mut().map(|memory| memory.split(released))
         };
     }

@@ -28,7 +28,7 @@ use super::objects::{Objects, path_of};
 use super::pack::FooterWriter;
 use super::retry::{Backoff, Failure, bounded};
 use super::staging::Staging;
-use super::unstored::{Pack, Packs, Part, Patience, Ready, header_of};
+use super::unstored::{Held, Pack, Packs, Part, Patience, Ready, header_of};
 use super::{Appended, BudgetGuard, Counters, DataOptions, Lane, PackTicket, RunBytes};
 use crate::tasks::Tasks;
 use crate::types::{Block, CHUNK_BYTES, Error, ErrorKind, PackId, PackedRun, Result};
@@ -37,8 +37,12 @@ use crate::types::{Block, CHUNK_BYTES, Error, ErrorKind, PackId, PackedRun, Resu
 const INLINE_BYTES: usize = 32 << 10;
 /// Plain bytes that one compression job takes, about 2 ms.
 const JOB_BYTES: usize = 1 << 20;
+/// Of the budget, requests may hold one part in so many as bytes that were read from journals, or else one request may.
+const JOURNAL_BODIES_PART: u64 = 2;
 /// A store that acknowledged nothing for so long, while packs wait, is slow or away.
 const STUCK_AFTER: Duration = Duration::from_secs(2);
+/// And after so long it is taken to be away: what was sent to it by then is not worth the memory.
+const AWAY_AFTER: Duration = Duration::from_secs(10);
 
 /// What fills packs and sends them.
 #[derive(Debug)]
@@ -55,6 +59,9 @@ pub(super) struct Uploader {
     encoders: Arc<Mutex<Vec<Encoder>>>,
     /// PUTs that may be in flight.
     requests: Arc<Semaphore>,
+    /// Those of them that may hold bytes which were read from journals: memory that the budget does not count, since
+    /// writers, who have what they write staged, need not wait for it.
+    journal_bodies: Arc<Semaphore>,
     /// The store fails: told once, and once when it is over.
     outage: AtomicBool,
     /// When the store last acknowledged something, or had nothing to do.
@@ -66,6 +73,18 @@ struct Lanes {
     open: HashMap<Lane, Arc<Pack>>,
     next_sequence: u32,
     closed: bool,
+}
+
+/// What a request sends.
+struct Body {
+    payload: PutPayload,
+    account: BodyAccount,
+}
+
+/// Kept until the request ends.
+struct BodyAccount {
+    _held: Held,
+    _journal: Option<OwnedSemaphorePermit>,
 }
 
 /// A run after compression.
@@ -92,6 +111,9 @@ impl Uploader {
         staging: Option<Arc<Staging>>,
     ) -> Uploader {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let journal_bodies = options.memory.bytes_max() / JOURNAL_BODIES_PART / u64::from(options.part_bytes);
+        let journal_bodies = usize::try_from(journal_bodies).unwrap_or(usize::MAX);
+        let uploads_max = options.uploads_max.max(1);
         Uploader {
             objects,
             counters,
@@ -104,7 +126,8 @@ impl Uploader {
             }),
             compute: Arc::new(Semaphore::new(cores)),
             encoders: Arc::default(),
-            requests: Arc::new(Semaphore::new(options.uploads_max.max(1))),
+            requests: Arc::new(Semaphore::new(uploads_max)),
+            journal_bodies: Arc::new(Semaphore::new(journal_bodies.clamp(1, uploads_max))),
             outage: AtomicBool::new(false),
             acknowledged: Mutex::new(Instant::now()),
             options,
@@ -285,6 +308,11 @@ impl Uploader {
         self.outage.load(Ordering::Relaxed) || self.acknowledged.lock().elapsed() >= STUCK_AFTER
     }
 
+    /// Whether requests that are under way wait for a store that is likely not to answer.
+    pub(super) fn is_away(&self) -> bool {
+        self.acknowledged.lock().elapsed() >= AWAY_AFTER
+    }
+
     /// The store acknowledged something.
     fn acknowledge(&self, pack: &Pack) {
         *self.acknowledged.lock() = Instant::now();
@@ -331,14 +359,18 @@ impl Uploader {
         let part_bytes = self.options.part_bytes;
         let first = self.wait_ready(pack, part_bytes).await;
         if first.sealed && first.len <= part_bytes {
-            let _permit = self.request_permit().await;
-            self.objects.put(pack.id(), self.payload(pack, 0..first.len).await?).await?;
+            let put = async {
+                let _permit = self.request_permit().await;
+                let Body { payload, account: _account } = self.body(pack, 0..first.len).await?;
+                self.objects.put(pack.id(), payload).await
+            };
+            unless_recalled(pack, put).await?;
             return Ok(u64::from(first.len));
         }
         let limit = self.objects.io_timeout();
         let path = path_of(pack.id());
         let mut upload = bounded("begin an upload", limit, self.objects.store().put_multipart(&path)).await?;
-        let done = self.send_parts(pack, &mut *upload).await;
+        let done = unless_recalled(pack, self.send_parts(pack, &mut *upload)).await;
         if done.is_err() {
             // Best effort: the store's own rules clean up what this leaves.
             let _ = bounded("abort an upload", limit, upload.abort()).await;
@@ -356,17 +388,18 @@ impl Uploader {
                 let ready = self.wait_ready(pack, sent + part_bytes).await;
                 let end = ready.len.min(sent + part_bytes);
                 let permit = self.request_permit().await;
-                (ready, permit, end, self.payload(pack, sent..end).await)
+                (ready, permit, end, self.body(pack, sent..end).await)
             };
             tokio::select! {
                 biased;
                 Some(done) = parts.join_next() => self.part_done(pack, done)?,
-                (ready, permit, end, payload) = next => {
+                (ready, permit, end, body) = next => {
                     if end > sent {
-                        let part = upload.put_part(payload?);
+                        let Body { payload, account } = body?;
+                        let part = upload.put_part(payload);
                         sent = end;
                         parts.spawn(async move {
-                            let _permit = permit;
+                            let _kept = (permit, account);
                             bounded("PUT a part", limit, part).await
                         });
                     }
@@ -394,9 +427,16 @@ impl Uploader {
     }
 
     /// A range of a pack, read from its journal where it is not in memory.
-    async fn payload(&self, pack: &Pack, range: Range<u32>) -> Result<PutPayload, Failure> {
+    async fn body(&self, pack: &Arc<Pack>, range: Range<u32>) -> Result<Body, Failure> {
+        let held = pack.hold(range.clone());
+        let parts = pack.parts(range);
+        let journal = if parts.iter().any(|part| matches!(part, Part::Journal(_))) {
+            Some(Arc::clone(&self.journal_bodies).acquire_owned().await.expect("never closed"))
+        } else {
+            None
+        };
         let mut bytes: Vec<Bytes> = Vec::new();
-        for part in pack.parts(range) {
+        for part in parts {
             match (part, &self.staging) {
                 (Part::Memory(part), _) => bytes.push(part),
                 (Part::Journal(at), Some(staging)) => {
@@ -407,7 +447,10 @@ impl Uploader {
                 }
             }
         }
-        Ok(bytes.into_iter().collect())
+        Ok(Body {
+            payload: bytes.into_iter().collect(),
+            account: BodyAccount { _held: held, _journal: journal },
+        })
     }
 
     async fn wait_ready(&self, pack: &Pack, bytes: u32) -> Ready {
@@ -431,6 +474,20 @@ impl Uploader {
             *self.acknowledged.lock() = Instant::now();
         }
         Arc::clone(&self.requests).acquire_owned().await.expect("never closed")
+    }
+}
+
+/// Does what sends a pack, unless its memory is needed meanwhile: then the journal has it, and the next attempt reads it there.
+async fn unless_recalled<T>(
+    pack: &Pack,
+    sending: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    tokio::select! {
+        biased;
+        () = pack.wait_recalled() => {
+            Err(Failure::new(ErrorKind::Io, "it acknowledges nothing, and memory is needed"))
+        }
+        sent = sending => sent,
     }
 }
 

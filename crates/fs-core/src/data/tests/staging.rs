@@ -278,6 +278,39 @@ async fn memory_is_given_back_while_the_store_is_away() {
     data.close().await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn memory_that_a_hanging_store_holds_is_given_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = staging_options(dir.path());
+    options.memory = Budget::new(8 << 20);
+    options.pack_bytes = 2 << 20;
+    options.part_bytes = 2 << 20;
+    options.cache_memory_bytes = 0;
+    let (store, data) = open(options.clone()).await;
+    store.hanging.store(true, Ordering::SeqCst);
+    let mut written = Vec::new();
+    for seed in 0..64 {
+        // Who writes waits for memory first.
+        drop(options.memory.acquire(1 << 20).await);
+        let bytes = noise(seed, 1 << 20);
+        let (run, _) = append_one(&data, Lane::Small, &bytes).await;
+        written.push((run, bytes));
+        let (used, sending) = (options.memory.used_bytes(), TestStore::count(&store.sending));
+        // Of what is being sent, one body may come from a journal, the others are in the budget.
+        assert!(used <= 10 << 20 && sending <= 12 << 20, "{used} bytes in memory, {sending} of them sent");
+    }
+    assert!(TestStore::count(&store.sending) > 0, "the store is tried all the time");
+    store.hanging.store(false, Ordering::SeqCst);
+    // Those that hang go on hanging until they are given up.
+    while data.store_all().await.is_err() {}
+    assert_eq!((options.memory.used_bytes(), TestStore::count(&store.sending)), (0, 0));
+    let fresh = reopen(&store, super::options()).await;
+    for (run, bytes) in &written {
+        assert_eq!(read_all(&fresh, run).await.unwrap(), bytes);
+    }
+    data.close().await.unwrap();
+}
+
 #[tokio::test]
 async fn one_process_stages_in_a_directory() {
     let dir = tempfile::tempdir().unwrap();

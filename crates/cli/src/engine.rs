@@ -8,7 +8,9 @@ use object_store::ObjectStore;
 use rfs_kv::Kv;
 use rfs_meta_fdb::{FdbKv, FdbOptions};
 use rfs_meta_redb::{OpenError, RedbKv, RedbOptions};
-use rfs_store_s3::{MissingDirectory, S3Config, StoreError, StoreFailure, StoreMetrics, StoreOptions};
+use rfs_store_s3::{
+    MissingDirectory, ProbeStep, S3Config, StoreError, StoreFailure, StoreMetrics, StoreOptions,
+};
 
 use crate::exit::{Exit, Failure, Result, ResultExt};
 use crate::url::{MetaUrl, StoreUrl};
@@ -100,10 +102,11 @@ pub(crate) async fn probe(store: &Arc<dyn ObjectStore>) -> Result<rfs_store_s3::
     probed.map_err(|error| Failure::new(store_exit(error.failure), error))
 }
 
-/// A failed request of the store.
-pub(crate) fn store_failure(error: object_store::Error, doing: &str) -> Failure {
+/// A failed request of the store, of the kind that `step` makes.
+pub(crate) fn store_failure(error: object_store::Error, step: ProbeStep, doing: &str) -> Failure {
     let exit = store_exit(rfs_store_s3::classify(&error));
-    Failure { exit, error: anyhow::Error::new(error).context(doing.to_owned()), hint: None }
+    let hint = rfs_store_s3::remedy(&error, step).map(str::to_owned);
+    Failure { exit, error: anyhow::Error::new(error).context(doing.to_owned()), hint }
 }
 
 /// Whether the request failed because there is no such object.

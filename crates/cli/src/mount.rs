@@ -157,6 +157,12 @@ impl Settings {
                 "--staging: others who share the volume would not see what is staged here",
             ));
         }
+        if let (None, Some(url)) =
+            (&args.meta_url, args.mountpoint.to_str().filter(|text| text.contains("://")))
+        {
+            let usage = format!("rfs mount {url} DIRECTORY");
+            return Err(Failure::usage(format!("{url} is to be mounted, but where? {usage}")));
+        }
         Ok(Settings {
             volume: args.meta_url.map(|url| url.canonical()),
             mountpoint: crate::url::absolute(&args.mountpoint).map_err(Failure::usage)?,
@@ -349,11 +355,14 @@ async fn attach(
 }
 
 fn mount_failure(error: MountError) -> Failure {
-    let exit = match &error {
-        MountError::AlreadyMounted { .. } => Exit::Busy,
-        _ => Exit::Error,
+    let (exit, hint) = match &error {
+        MountError::AlreadyMounted { mountpoint, .. } => {
+            let mountpoint = mountpoint.display();
+            (Exit::Busy, Some(format!("mount elsewhere, or unmount it first: rfs umount {mountpoint}")))
+        }
+        _ => (Exit::Error, None),
     };
-    Failure { exit, error: error.into(), hint: None }
+    Failure { exit, error: error.into(), hint }
 }
 
 impl Running {

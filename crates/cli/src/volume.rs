@@ -12,7 +12,7 @@ use rfs_core::meta::{self, FormatOptions, Meta, OpenOptions, Sharing};
 use rfs_core::types::{Clock, ErrorKind, SessionId, SystemClock};
 use rfs_core::vfs::{StoreRoom, staging};
 use rfs_kv::Kv;
-use rfs_store_s3::StoreMetrics;
+use rfs_store_s3::{ProbeStep, StoreMetrics};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -408,9 +408,11 @@ pub(crate) async fn check_marker(store: &Arc<dyn ObjectStore>, record: &meta::Vo
 async fn read_marker(store: &Arc<dyn ObjectStore>, url: &str) -> Result<Option<Marker>> {
     let doing = format!("reading the volume marker of {url}");
     let bytes = match store.get(&ObjectPath::from(MARKER)).await {
-        Ok(found) => found.bytes().await.map_err(|e| engine::store_failure(e, &doing))?,
+        Ok(found) => {
+            found.bytes().await.map_err(|e| engine::store_failure(e, ProbeStep::RangeGet, &doing))?
+        }
         Err(error) if engine::is_not_found(&error) => return Ok(None),
-        Err(error) => return Err(engine::store_failure(error, &doing)),
+        Err(error) => return Err(engine::store_failure(error, ProbeStep::RangeGet, &doing)),
     };
     serde_json::from_slice(&bytes).exit(Exit::Damage, format!("{MARKER} in the store is damaged")).map(Some)
 }
@@ -421,7 +423,8 @@ pub(crate) async fn check_store_is_free(store: &Arc<dyn ObjectStore>, url: &Stor
     use futures::TryStreamExt;
     let marker = read_marker(store, &url.to_string()).await?;
     let mut packs = store.list(Some(&ObjectPath::from(PACKS)));
-    let pack = packs.try_next().await.map_err(|e| engine::store_failure(e, "listing the store"))?;
+    let pack =
+        packs.try_next().await.map_err(|e| engine::store_failure(e, ProbeStep::List, "listing the store"))?;
     let held = match (marker, pack) {
         (None, None) => return Ok(()),
         (Some(marker), _) => format!("{url} belongs to volume {}", marker.uuid),
@@ -435,7 +438,7 @@ pub(crate) async fn check_store_is_free(store: &Arc<dyn ObjectStore>, url: &Stor
 pub(crate) async fn write_marker(store: &Arc<dyn ObjectStore>, uuid: Uuid) -> Result<()> {
     let marker = serde_json::to_vec(&Marker { format: 1, uuid: uuid.to_string() })?;
     let put = store.put(&ObjectPath::from(MARKER), Bytes::from(marker).into()).await;
-    put.map(|_| ()).map_err(|e| engine::store_failure(e, "writing the store's volume marker"))
+    put.map(|_| ()).map_err(|e| engine::store_failure(e, ProbeStep::Put, "writing the store's volume marker"))
 }
 
 /// Deletes the volume's objects in the store, the marker last; calls `progress` with the number of objects deleted.
@@ -449,13 +452,19 @@ pub(crate) async fn erase_store(store: &Arc<dyn ObjectStore>, progress: &mut dyn
         match result {
             Ok(_) => count += 1,
             Err(error) if engine::is_not_found(&error) => {}
-            Err(error) => return Err(engine::store_failure(error, "deleting the volume's contents")),
+            Err(error) => {
+                return Err(engine::store_failure(
+                    error,
+                    ProbeStep::Delete,
+                    "deleting the volume's contents",
+                ));
+            }
         }
         progress(count);
     }
     match store.delete(&ObjectPath::from(MARKER)).await {
         Err(error) if !engine::is_not_found(&error) => {
-            Err(engine::store_failure(error, "deleting the store's volume marker"))
+            Err(engine::store_failure(error, ProbeStep::Delete, "deleting the store's volume marker"))
         }
         _ => Ok(count),
     }

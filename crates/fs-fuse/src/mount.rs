@@ -89,7 +89,7 @@ pub enum MountError {
     #[error("mount point {0} does not exist: create it (`mkdir -p`)")]
     MountpointMissing(PathBuf),
     /// Something else.
-    #[error("mount point {0} is not a directory")]
+    #[error("mount point {0} is not a directory: name an empty one")]
     MountpointNotDirectory(PathBuf),
     /// Holds files, which the mount would hide.
     #[error("mount point {0} is not empty: use an empty directory, or `-o nonempty` to hide what is in it")]

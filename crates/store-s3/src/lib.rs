@@ -34,7 +34,7 @@ pub use fault::{FaultPlan, FaultStore, Outage};
 pub use limited::Limited;
 pub use metered::{Metered, StoreMetrics, StoreSnapshot, Verb, VerbSnapshot};
 pub use open::{MissingDirectory, StoreOptions, open_store};
-pub use probe::{ProbeError, ProbeReport, ProbeStep, probe, reach};
+pub use probe::{ProbeError, ProbeReport, ProbeStep, probe, remedy};
 pub use remote::{ListPage, Listing, RemoteStore};
 pub use retry::{RetryConfig, Retrying};
 pub use s3::S3Store;

@@ -78,6 +78,12 @@ pub async fn probe(store: &Arc<dyn ObjectStore>) -> Result<ProbeReport, ProbeErr
     let object = dir.clone().join("object");
     let upload = dir.clone().join("upload");
     let result = requests(store, &dir, &object, &upload).await;
+    if let Err(error) = &result
+        && error.failure == StoreFailure::Unavailable
+    {
+        // It would not answer this either.
+        return result;
+    }
     let mut deleted = Ok(());
     for location in [&object, &upload] {
         match store.delete(location).await {
@@ -90,17 +96,6 @@ pub async fn probe(store: &Arc<dyn ObjectStore>) -> Result<ProbeReport, ProbeErr
     let report = result?;
     deleted?;
     Ok(report)
-}
-
-/// Asks the store one harmless question (a listing below a name that is never written), to know before a mount whether
-/// it can be reached with these credentials.
-///
-/// # Errors
-/// [`ProbeError`] as from [`probe`].
-pub async fn reach(store: &Arc<dyn ObjectStore>) -> Result<(), ProbeError> {
-    let nowhere = Path::from(".rfs-probe/reach");
-    let list = store.list_with_delimiter(Some(&nowhere));
-    list.await.map(|_| ()).map_err(fail(store, ProbeStep::List))
 }
 
 async fn requests(
@@ -187,6 +182,21 @@ fn advice(error: &object_store::Error, step: ProbeStep) -> String {
         StoreFailure::Unavailable => "it does not answer: look after its disk or network".to_owned(),
         StoreFailure::NoBucket => "its directory is gone: is its disk mounted?".to_owned(),
         _ => "it does not do what rfs needs".to_owned(),
+    }
+}
+
+/// What to do about a request to S3 that failed, of the kind that `step` makes; `None`: the error says all that is known.
+pub fn remedy(error: &object_store::Error, step: ProbeStep) -> Option<&'static str> {
+    match cause(error)? {
+        Cause::NotFound
+        | Cause::Unsupported
+        | Cause::NoUpload
+        | Cause::AlreadyExists
+        | Cause::Precondition
+        | Cause::NotModified
+        | Cause::Invalid
+        | Cause::Other => None,
+        cause => Some(cause_advice(cause, step)),
     }
 }
 

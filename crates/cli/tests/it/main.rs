@@ -356,6 +356,7 @@ fn directories_that_are_no_mounts_are_told() {
     assert_refused(&place.rfs(&["info", file.to_str().unwrap()]), 1, &["not on a mount of rfs", "--volume"]);
     let volume = Place::formatted();
     assert_refused(&volume.rfs(&["flush", &volume.meta()]), 1, &["is not mounted", "the next one sends"]);
+    assert_refused(&volume.rfs(&["mount", &volume.meta()]), 2, &["where", &volume.meta(), "DIRECTORY"]);
     let unknown = volume.rfs(&["mount", "-o", "nosiud", &volume.meta(), dir]);
     assert_refused(&unknown, 2, &["nosiud", "rfs help mount"]);
 }

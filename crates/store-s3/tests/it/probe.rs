@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::ObjectStore;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
 use rfs_store_s3::{
-    Credentials, FaultPlan, FaultStore, MissingDirectory, Outage, ProbeError, ProbeReport, StoreFailure,
-    StoreOptions, open_store, probe, reach,
+    Credentials, FaultPlan, FaultStore, MissingDirectory, Outage, ProbeError, ProbeReport, ProbeStep,
+    StoreFailure, StoreOptions, open_store, probe, remedy,
 };
 use rfs_testkit::{S3Server, Versitygw, or_skip};
 
@@ -45,10 +46,10 @@ async fn wrong_settings_are_told_apart() {
     let mut options = options(&server);
     options.io_timeout = Some(Duration::from_secs(2));
     assert_eq!(probe_url(&url, &options).await.unwrap(), GOOD);
-    reach(&open_store(&url, &options).await.unwrap()).await.unwrap();
 
     let absent = open_store(&server.store_url("absent", "p"), &options).await.unwrap();
-    assert_eq!(reach(&absent).await.unwrap_err().failure, StoreFailure::NoBucket);
+    let error = absent.get(&Path::from("object")).await.unwrap_err();
+    assert!(remedy(&error, ProbeStep::RangeGet).unwrap().contains("no such bucket"), "{error}");
     let error = probe_url(&server.store_url("absent", "p"), &options).await.unwrap_err();
     assert_eq!(error.failure, StoreFailure::NoBucket, "{error}");
     assert!(error.to_string().contains("no such bucket"), "{error}");

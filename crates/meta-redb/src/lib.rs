@@ -70,7 +70,7 @@ pub struct RedbKv {
 }
 
 impl RedbKv {
-    /// Opens the existing file at `path`.
+    /// Opens the existing file at `path`. The kernel then begins to read all of it, if it is not larger than 64 MiB.
     ///
     /// # Errors
     /// See [`OpenError`]; its text says what to do.

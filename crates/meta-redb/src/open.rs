@@ -2,6 +2,8 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
+#[cfg(target_os = "linux")]
+use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,6 +33,10 @@ const VERSIONS_SKIPPED: u64 = 1 << 20;
 
 /// Gives the storage of a store, again after it failed.
 pub type BackendOpener = Box<dyn Fn() -> io::Result<Box<dyn StorageBackend>> + Send>;
+
+/// Largest file that is read at once when it is opened, about 250,000 inodes: faster than a wait for the disk at every
+/// other page of it. Of a larger one only what is asked for.
+const READ_AT_ONCE_BYTES_MAX: u64 = 64 << 20;
 
 /// Why a store could not be opened or made.
 #[derive(Debug, thiserror::Error)]
@@ -141,8 +147,28 @@ pub(crate) fn open_file(path: &Path) -> Result<BackendOpener, OpenError> {
         return Err(OpenError::Damaged { path: path.to_owned(), reason: reason.into() });
     }
     lock(path, &file)?;
+    if metadata.len() <= READ_AT_ONCE_BYTES_MAX {
+        read_at_once(&file, metadata.len());
+    }
     Ok(opener_of(file))
 }
+
+/// Has the kernel begin to read so many bytes. Does not wait for them.
+#[cfg(target_os = "linux")]
+fn read_at_once(file: &File, len: u64) {
+    // Of a longer range the kernel may read only the beginning, as much as it reads ahead.
+    const STEP: usize = 128 << 10;
+    for offset in (0..len).step_by(STEP) {
+        let step = NonZeroU64::new(STEP as u64);
+        if let Err(error) = rustix::fs::fadvise(file, offset, step, rustix::fs::Advice::WillNeed) {
+            tracing::debug!(%error, "the metadata file is not read ahead");
+            return;
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn read_at_once(_file: &File, _len: u64) {}
 
 /// Makes the file under another name first, so that a crash never leaves half a store at `path`.
 pub(crate) fn create_file(path: &Path, options: &RedbOptions) -> Result<BackendOpener, OpenError> {

@@ -154,3 +154,43 @@ async fn a_file_is_checked_and_compacted() {
     assert!(RedbKv::check_file(&path, &options).unwrap());
     assert_eq!(get(&open(&path).unwrap(), b"\x07").await.unwrap(), Some(b"small".to_vec()));
 }
+
+/// Bytes that this thread had the disk read.
+#[cfg(target_os = "linux")]
+fn bytes_from_disk() -> u64 {
+    let io = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+    let line = io.lines().find_map(|line| line.strip_prefix("read_bytes: ")).unwrap();
+    line.parse().unwrap()
+}
+
+/// Has the kernel forget the file's contents.
+#[cfg(target_os = "linux")]
+fn forget(path: &Path) {
+    let file = std::fs::File::open(path).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+}
+
+/// Not below /tmp, which may be in memory.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn opening_has_all_of_a_small_file_read() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = dir.path().join("meta.redb");
+    let kv = create(&path).unwrap();
+    for number in 0..=u8::MAX {
+        set(&kv, &[number], &vec![number; 50_000]).await.unwrap();
+    }
+    kv.close().await.unwrap();
+    drop(kv);
+    forget(&path);
+    let before = bytes_from_disk();
+    std::fs::read(&path).unwrap();
+    let whole = bytes_from_disk() - before;
+    forget(&path);
+    let before = bytes_from_disk();
+    let kv = open(&path).unwrap();
+    let read = bytes_from_disk() - before;
+    kv.close().await.unwrap();
+    assert!(read >= whole, "{read} of {whole} bytes were read");
+}

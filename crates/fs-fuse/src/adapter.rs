@@ -241,15 +241,17 @@ impl Filesystem for Adapter {
         let mut wanted = InitFlags::empty();
         if cfg!(target_os = "linux") {
             wanted |= InitFlags::FUSE_DO_READDIRPLUS
-                | InitFlags::FUSE_READDIRPLUS_AUTO
                 | InitFlags::FUSE_PARALLEL_DIROPS
                 | InitFlags::FUSE_ASYNC_DIO
                 | InitFlags::FUSE_CACHE_SYMLINKS
                 | InitFlags::FUSE_HANDLE_KILLPRIV_V2
                 | InitFlags::FUSE_HAS_IOCTL_DIR;
+            // What a listing tells of its entries stays good as long as only this mount changes them. Else the kernel guesses
+            // which listings are followed by questions about the entries; it sees no such question before the second page, as
+            // programs ask when they have read all names, and then asks for each one.
             wanted |= match self.options.sharing {
                 Sharing::Exclusive => InitFlags::FUSE_EXPLICIT_INVAL_DATA,
-                Sharing::Shared => InitFlags::FUSE_AUTO_INVAL_DATA,
+                Sharing::Shared => InitFlags::FUSE_AUTO_INVAL_DATA | InitFlags::FUSE_READDIRPLUS_AUTO,
             };
         }
         if let Err(missing) = config.add_capabilities(wanted) {

@@ -241,6 +241,17 @@ fn nothing_is_left(mounted: &Mounted) {
     settles_at(mounted, (0, 0, 0), "when all is removed");
 }
 
+#[test]
+fn a_listing_tells_the_kernel_of_all_entries() {
+    let Some(mounted) = Mounted::new("") else { return };
+    let names: Vec<String> = (0..1000).map(|number| format!("file{number:03}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    mounted.make_behind_the_kernel("large", &names);
+    assert_eq!(mounted.list("large"), names);
+    let known = mounted.stats().inodes_known;
+    assert!(known > 1000, "the kernel knows {known} inodes, and has to ask for each of the others");
+}
+
 type Call = fn(PathBuf) -> std::io::Result<()>;
 
 #[test]

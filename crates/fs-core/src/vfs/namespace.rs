@@ -114,7 +114,8 @@ impl Vfs {
             None => self.inode(ino).await,
         };
         match inode {
-            Ok(inode) => Ok((attr, self.open_state(inode, flags))),
+            // Nothing is stored yet that could have failed, and most new files are closed before anything is.
+            Ok(inode) => Ok((attr, Opened { no_flush: true, ..self.open_state(inode, flags) })),
             Err(error) => {
                 self.forget(attr.ino, 1);
                 Err(error)

@@ -25,6 +25,16 @@ async fn list(vfs: &Vfs, fh: Fh, cookie: u64, room: usize, mode: ReaddirMode) ->
 }
 
 #[tokio::test]
+async fn closing_a_new_file_has_nothing_to_tell() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let (attr, created) = vfs.create(node(&name("new")), flags(AccessMode::ReadWrite)).await.unwrap();
+    assert!(created.no_flush);
+    let opened = vfs.open(attr.ino, flags(AccessMode::ReadWrite)).await.unwrap();
+    assert!(!opened.no_flush, "earlier bytes may have failed");
+}
+
+#[tokio::test]
 async fn a_listing_shows_each_lasting_entry_once_while_others_come_and_go() {
     let world = World::new().await;
     let vfs = world.mount().await;

@@ -150,7 +150,8 @@ impl Volume {
 
         let recorded = recorded_staging_dir(&**kv).await?;
         let staging = settings.staging_options(url, recorded.as_deref());
-        // Half for what is on its way to the store, the rest for what was read, is being read, and is going to be.
+        // Half for what is on its way to the store (and lent to readers meanwhile), the rest for what was read, is being
+        // read, and is going to be. See docs/decisions/0015.
         let part = settings.memory.0 / 12;
         let memory = Budget::new(6 * part);
         let session = meta.session_id().unwrap_or(SessionId(0));

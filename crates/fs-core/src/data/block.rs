@@ -137,20 +137,33 @@ fn free_room(room: &mut Vec<u8>, used: usize, len: usize) -> &mut [u8] {
     &mut room[used..end]
 }
 
-/// The plain bytes of a block, which are `plain_len`. A raw block's are `stored` itself, not a copy.
-pub(super) fn decode(stored: &Bytes, block: &Block, plain_len: u32) -> Result<Bytes, Damage> {
+/// Whether the stored bytes are those that were encoded.
+fn check(stored: &[u8], block: &Block) -> Result<(), Damage> {
     if stored.len() != block.stored_len as usize {
         return Err(Damage::Length);
     }
     if xxh3_64(stored) != block.checksum {
         return Err(Damage::Checksum);
     }
-    if block.raw {
-        return if stored.len() == plain_len as usize { Ok(stored.clone()) } else { Err(Damage::Codec) };
+    Ok(())
+}
+
+/// The plain bytes of a block, which are `plain_len`. A raw block's are `stored` itself, not a copy.
+pub(super) fn decode(stored: &Bytes, block: &Block, plain_len: u32) -> Result<Bytes, Damage> {
+    if !block.raw {
+        let mut plain = vec![0; plain_len as usize];
+        decode_into(stored, block, &mut plain)?;
+        return Ok(plain.into());
     }
-    let mut plain = vec![0; plain_len as usize];
-    match decompress_into(stored, &mut plain) {
-        Ok(len) if len == plain.len() => Ok(plain.into()),
+    check(stored, block)?;
+    if stored.len() == plain_len as usize { Ok(stored.clone()) } else { Err(Damage::Codec) }
+}
+
+/// Decompresses a block that is not raw; `plain` is as long as its plain bytes.
+pub(super) fn decode_into(stored: &[u8], block: &Block, plain: &mut [u8]) -> Result<(), Damage> {
+    check(stored, block)?;
+    match decompress_into(stored, plain) {
+        Ok(len) if len == plain.len() => Ok(()),
         _ => Err(Damage::Codec),
     }
 }

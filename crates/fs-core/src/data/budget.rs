@@ -4,13 +4,19 @@
 //! come first served; whoever moves bytes on towards the store [`charge`](Budget::charge)s and never waits, since a
 //! flush that waits for memory which only a flush can give back would wait for ever. So dirty data alone never
 //! exceeds the limit, and the total exceeds it by no more than what is being compressed at the moment.
+//!
+//! While nobody brings bytes in, a part of the budget is lent to those who can give it up at any time: a [`Loan`]
+//! counts like bytes in use, and is wanted back as soon as memory becomes short or somebody waits.
 //! Lock order: the state's lock is a leaf.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
+
+/// Nothing is lent while more than this part of the budget is in use: somebody writes.
+const LENDING_USED_PART: u64 = 16;
 
 /// Whether memory is short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,11 +35,13 @@ pub struct Budget {
     bytes_low: u64,
     state: Mutex<State>,
     pressure: watch::Sender<Pressure>,
+    wanted_back: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     used: u64,
+    lent: u64,
     waiting: VecDeque<Waiter>,
 }
 
@@ -57,6 +65,7 @@ impl Budget {
             bytes_low: bytes_low.min(bytes_high),
             state: Mutex::default(),
             pressure: watch::Sender::new(Pressure::Normal),
+            wanted_back: Notify::new(),
         })
     }
 
@@ -70,6 +79,7 @@ impl Budget {
             }
             let (granted, answer) = oneshot::channel();
             state.waiting.push_back(Waiter { bytes, granted });
+            self.call_in(&state);
             answer
         };
         granted
@@ -88,7 +98,27 @@ impl Budget {
         self.take(&mut self.state.lock(), bytes)
     }
 
-    /// Bytes in use.
+    /// Takes `bytes` for something that is given up when they are wanted back, if nobody needs them for anything else now.
+    pub fn try_lend(self: &Arc<Budget>, bytes: u64) -> Option<Loan> {
+        let mut state = self.state.lock();
+        if state.lent.saturating_add(bytes) > self.lendable(&state) {
+            return None;
+        }
+        state.lent += bytes;
+        Some(Loan { budget: Arc::clone(self), bytes })
+    }
+
+    /// Most bytes that all loans together may have now.
+    pub fn lendable_bytes(&self) -> u64 {
+        self.lendable(&self.state.lock())
+    }
+
+    /// Waits until loans are wanted back. For one task, which sees to it.
+    pub async fn wanted_back(&self) {
+        self.wanted_back.notified().await;
+    }
+
+    /// Bytes in use, without those that are lent.
     pub fn used_bytes(&self) -> u64 {
         self.state.lock().used
     }
@@ -109,7 +139,26 @@ impl Budget {
     }
 
     fn fits(&self, state: &State, bytes: u64) -> bool {
-        state.used == 0 || state.used.saturating_add(bytes) <= self.bytes_max
+        let taken = state.used + state.lent;
+        taken == 0 || taken.saturating_add(bytes) <= self.bytes_max
+    }
+
+    fn lendable(&self, state: &State) -> u64 {
+        if self.is_wanted_back(state) || state.used > self.bytes_max / LENDING_USED_PART {
+            return 0;
+        }
+        self.bytes_low.saturating_sub(state.used)
+    }
+
+    fn is_wanted_back(&self, state: &State) -> bool {
+        !state.waiting.is_empty() || self.pressure() == Pressure::High
+    }
+
+    /// Asks for loans that are wanted back.
+    fn call_in(&self, state: &State) {
+        if state.lent > 0 && self.is_wanted_back(state) {
+            self.wanted_back.notify_one();
+        }
     }
 
     fn take(self: &Arc<Budget>, state: &mut State, bytes: u64) -> BudgetGuard {
@@ -121,22 +170,27 @@ impl Budget {
     fn give_back(self: &Arc<Budget>, bytes: u64) {
         let mut state = self.state.lock();
         state.used -= bytes;
+        self.serve(&mut state);
+    }
+
+    /// Something was given back: others may have it.
+    fn serve(self: &Arc<Budget>, state: &mut State) {
         while let Some(first) = state.waiting.front() {
-            if !first.granted.is_closed() && !self.fits(&state, first.bytes) {
+            if !first.granted.is_closed() && !self.fits(state, first.bytes) {
                 break;
             }
             let Some(waiter) = state.waiting.pop_front() else { break };
-            let guard = self.take(&mut state, waiter.bytes);
+            let guard = self.take(state, waiter.bytes);
             if let Err(mut unwanted) = waiter.granted.send(guard) {
                 state.used -= unwanted.bytes;
                 unwanted.bytes = 0;
             }
         }
-        self.mark(&state);
+        self.mark(state);
     }
 
     fn mark(&self, state: &State) {
-        let used = state.used;
+        let used = state.used + state.lent;
         self.pressure.send_if_modified(|pressure| {
             let now = match *pressure {
                 Pressure::Normal if used >= self.bytes_high => Pressure::High,
@@ -145,6 +199,7 @@ impl Budget {
             };
             std::mem::replace(pressure, now) != now
         });
+        self.call_in(state);
     }
 }
 
@@ -184,8 +239,32 @@ impl Drop for BudgetGuard {
     }
 }
 
+/// Bytes lent by a [`Budget`]; dropping it gives them back.
+#[derive(Debug)]
+pub struct Loan {
+    budget: Arc<Budget>,
+    bytes: u64,
+}
+
+impl Loan {
+    /// Whether to give it back now.
+    pub fn is_wanted_back(&self) -> bool {
+        self.budget.is_wanted_back(&self.budget.state.lock())
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        let mut state = self.budget.state.lock();
+        state.lent -= self.bytes;
+        self.budget.serve(&mut state);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
 
     #[tokio::test]
@@ -261,6 +340,49 @@ mod tests {
         assert_eq!(*pressure.borrow_and_update(), Pressure::Normal);
     }
 
+    #[tokio::test]
+    async fn half_is_lent_while_nobody_writes() {
+        let budget = Budget::new(160);
+        assert_eq!(budget.lendable_bytes(), 80);
+        let loan = budget.try_lend(80).unwrap();
+        assert!(budget.try_lend(1).is_none() && !loan.is_wanted_back());
+        assert_eq!((budget.used_bytes(), budget.pressure()), (0, Pressure::Normal));
+        drop(loan);
+        let a_little = budget.acquire(10).await;
+        assert_eq!(budget.lendable_bytes(), 70);
+        let more = budget.acquire(1).await;
+        assert!(budget.try_lend(1).is_none(), "somebody writes");
+        drop((a_little, more));
+        assert_eq!(budget.lendable_bytes(), 80);
+    }
+
+    #[tokio::test]
+    async fn loans_are_wanted_back_when_memory_is_short_or_somebody_waits() {
+        let budget = Budget::new(160);
+        let loan = budget.try_lend(80).unwrap();
+        let written = budget.acquire(39).await;
+        assert!(budget.wanted_back().now_or_never().is_none() && !loan.is_wanted_back());
+        let more = budget.acquire(1).await;
+        assert!(budget.wanted_back().now_or_never().is_some() && loan.is_wanted_back());
+        assert_eq!(budget.pressure(), Pressure::High);
+        drop(loan);
+        assert_eq!(budget.pressure(), Pressure::Normal);
+        drop((written, more));
+
+        let loan = budget.try_lend(80).unwrap();
+        let mut large = Box::pin(budget.acquire(100));
+        assert!(futures::poll!(&mut large).is_pending());
+        assert!(budget.wanted_back().now_or_never().is_some() && loan.is_wanted_back());
+        assert!(budget.try_lend(1).is_none());
+        drop(loan);
+        assert_eq!(large.await.bytes(), 100);
+    }
+
+    fn taken(budget: &Budget) -> u64 {
+        let state = budget.state.lock();
+        state.used + state.lent
+    }
+
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn the_limit_holds_under_concurrency() {
         let budget = Budget::new(1000);
@@ -269,8 +391,15 @@ mod tests {
                 let budget = Arc::clone(&budget);
                 tokio::spawn(async move {
                     for turn in 0..100 {
-                        let guard = budget.acquire(1 + (task * 31 + turn * 17) % 400).await;
-                        assert!(budget.used_bytes() <= 1000);
+                        let bytes = 1 + (task * 31 + turn * 17) % 400;
+                        if task % 4 == 0 {
+                            let loan = budget.try_lend(bytes);
+                            tokio::task::yield_now().await;
+                            drop(loan);
+                            continue;
+                        }
+                        let guard = budget.acquire(bytes).await;
+                        assert!(taken(&budget) <= 1000);
                         tokio::task::yield_now().await;
                         drop(guard);
                     }
@@ -280,6 +409,6 @@ mod tests {
         for task in tasks {
             task.await.unwrap();
         }
-        assert_eq!(budget.used_bytes(), 0);
+        assert_eq!(taken(&budget), 0);
     }
 }

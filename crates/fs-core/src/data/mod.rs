@@ -18,6 +18,7 @@ mod journal;
 pub mod layout;
 mod objects;
 mod pack;
+mod pieces;
 mod read;
 mod retry;
 mod staging;
@@ -39,8 +40,9 @@ use object_store::ObjectStore;
 use uuid::Uuid;
 
 pub use block::is_zero;
-pub use budget::{Budget, BudgetGuard, Pressure};
+pub use budget::{Budget, BudgetGuard, Loan, Pressure};
 pub use layout::{Extent, Overlay, Source, overlay, subslice};
+pub use pieces::Pieces;
 
 use self::disk_cache::DiskCache;
 use self::objects::Objects;
@@ -106,8 +108,8 @@ pub struct DataOptions {
     pub fetch_around_bytes: u32,
     /// Limit of what such GETs brought and nobody read, in bytes; and what is not fetched ahead below is theirs too.
     pub around_memory_bytes: u64,
-    /// Limit of plain blocks that were fetched ahead of readers, in bytes, and what the above does not need is theirs too; 0
-    /// turns that off.
+    /// Limit of plain blocks that were fetched ahead of readers, in bytes, and what the above does not need is theirs too, and
+    /// half of `memory` while nobody writes; 0 turns that off.
     pub readahead_memory_bytes: u64,
 }
 
@@ -369,38 +371,6 @@ pub enum ReadHint {
     Normal,
     /// Leave the caches to others, as for compaction and backup.
     Once,
-    /// Somebody is about to read it in order: keep it until then.
-    Ahead,
-}
-
-/// Bytes in order, as they lie in the cached blocks.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Pieces(Vec<Bytes>);
-
-impl Pieces {
-    /// The pieces.
-    pub fn iter(&self) -> impl Iterator<Item = &Bytes> {
-        self.0.iter()
-    }
-
-    /// Length in bytes.
-    pub fn len(&self) -> usize {
-        self.0.iter().map(Bytes::len).sum()
-    }
-
-    /// Whether there are no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.0.iter().all(Bytes::is_empty)
-    }
-
-    /// One piece; copies only if there are several.
-    pub fn into_bytes(mut self) -> Bytes {
-        match self.0.len() {
-            0 => Bytes::new(),
-            1 => self.0.swap_remove(0),
-            _ => self.0.concat().into(),
-        }
-    }
 }
 
 /// Counts since the data layer was opened, and sizes now.
@@ -516,6 +486,7 @@ impl Data {
         let (journals, ours) = (staging.clone(), Arc::clone(&tasks));
         let reader = Reader::new(shared(), objects.clone(), counts(), own(), disk, journals, ours);
         let reader = Arc::new(reader);
+        tasks.spawn(Arc::clone(&reader.ahead).give_back_when_wanted(Arc::clone(&options.memory)));
         if let Some(staging) = staging.as_ref().filter(|staging| staging.is_on()) {
             tasks.spawn(relieve(Arc::clone(&options), own(), Arc::clone(&uploader), Arc::clone(staging)));
         }
@@ -722,7 +693,7 @@ impl Data {
     pub async fn append(&self, lane: Lane, runs: Vec<RunBytes>) -> Result<Vec<Appended>> {
         let plain = match self.options.cache_writes {
             CacheWrites::No => Vec::new(),
-            CacheWrites::Yes => runs.iter().map(|run| Pieces(run.bytes.clone())).collect(),
+            CacheWrites::Yes => runs.iter().map(|run| Pieces::from(run.bytes.clone())).collect(),
         };
         let appended = self.uploader.append(&self.tasks, lane, runs).await?;
         for (appended, plain) in appended.iter().zip(plain) {
@@ -753,7 +724,7 @@ impl Data {
     }
 
     /// Reads `len` plain bytes of the run from `offset_in_run` on. Ready at once when they are in memory; no copy when
-    /// they lie in one block.
+    /// one fetch brought them.
     ///
     /// # Errors
     /// `Stale` when the pack is gone (it was compacted away: resolve the file again), `Io` when the store failed or
@@ -784,9 +755,10 @@ impl Data {
         self.reader.prefetch(ranges)
     }
 
-    /// Bytes that [`Data::prefetch`] may hold for all readers together, if nobody reads small files meanwhile.
+    /// Bytes that [`Data::prefetch`] may hold now for all readers together, if nobody reads small files meanwhile.
     pub fn readahead_bytes_max(&self) -> u64 {
-        self.options.readahead_memory_bytes + self.options.around_memory_bytes
+        let lent = self.options.memory.lendable_bytes();
+        self.options.readahead_memory_bytes + self.options.around_memory_bytes + lent
     }
 
     /// [`Data::verify_many`] for one run.

@@ -20,22 +20,23 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-use super::ahead::Ahead;
+use super::ahead::{Ahead, Room};
 use super::around::{Around, Claim};
-use super::block;
+use super::block::{self, Damage};
 use super::cache::{BlockKey, MemoryCache};
 use super::disk_cache::DiskCache;
 use super::layout::block_plain_len;
 use super::objects::Objects;
+use super::pieces::{Part, Pieces};
 use super::retry::Failure;
 use super::staging::Staging;
 use super::unstored::Packs;
-use super::{Budget, Counters, DataOptions, Pieces, ReadHint, ReadRange};
+use super::{Budget, Counters, DataOptions, ReadHint, ReadRange};
 use crate::tasks::Tasks;
 use crate::types::{Block, CHUNK_BYTES, Error, ErrorKind, PackId, PackedRun, Result};
 
 /// Tasks that prefetch; more are shed.
-const PREFETCHES_MAX: usize = 16;
+const PREFETCHES_MAX: usize = 64;
 /// Prefetched blocks a task.
 const PREFETCH_BLOCKS: usize = 128;
 /// Fetches that verifying has under way.
@@ -44,6 +45,8 @@ const VERIFIES_MAX: usize = 4;
 const SMALL_RUN_MAX: u32 = 256 << 10;
 /// Decoding so many bytes is about a millisecond: others get their turn.
 const YIELD_BYTES: u64 = 2 << 20;
+/// Blocks that are decompressed into one buffer, where they are not for a cache.
+const DECODED_TOGETHER: usize = 16;
 
 /// One block that is wanted.
 #[derive(Debug, Clone, Copy)]
@@ -62,8 +65,18 @@ impl Wanted {
     }
 }
 
+/// What becomes of the blocks that a fetch brings.
+#[derive(Debug, Clone)]
+enum Purpose {
+    /// Somebody waits for them.
+    Read(ReadHint),
+    /// Somebody will come for them, and they have room until then.
+    Ahead(Arc<Room>),
+}
+
 /// What a fetch brought, by the block's place in the pack.
-type Fetched = Arc<HashMap<u32, Result<Bytes, Failure>>>;
+type Blocks = HashMap<u32, Result<Part, Failure>>;
+type Fetched = Arc<Blocks>;
 type Flight = Shared<BoxFuture<'static, Fetched>>;
 type WeakFlight = WeakShared<BoxFuture<'static, Fetched>>;
 
@@ -76,7 +89,7 @@ pub(super) struct Reader {
     packs: Arc<Packs>,
     staging: Option<Arc<Staging>>,
     pub(super) memory: MemoryCache,
-    ahead: Arc<Ahead>,
+    pub(super) ahead: Arc<Ahead>,
     pub(super) disk: Option<Arc<DiskCache>>,
     flights: Flights,
     around: Arc<Around>,
@@ -131,14 +144,14 @@ impl Reader {
         ranges: &[ReadRange],
         hint: ReadHint,
     ) -> Result<Vec<Pieces>> {
-        let mut here: HashMap<BlockKey, Bytes> = HashMap::new();
+        let mut here: HashMap<BlockKey, Part> = HashMap::new();
         let mut missing: BTreeMap<BlockKey, Wanted> = BTreeMap::new();
         for range in ranges {
             for_blocks(&range.run, range.bytes(), |wanted, part| {
                 if here.contains_key(&wanted.key) || missing.contains_key(&wanted.key) {
                     return;
                 }
-                let plain = self.memory.get(wanted.key, wanted.plain_len);
+                let plain = self.memory.get(wanted.key, wanted.plain_len).map(Part::all);
                 if let Some(plain) = plain.or_else(|| self.ahead.get(wanted.key, wanted.plain_len, part.end))
                 {
                     self.counters.add(|counters| &counters.memory_hits, 1);
@@ -155,16 +168,16 @@ impl Reader {
         }
         let mut read = Vec::with_capacity(ranges.len());
         for range in ranges {
-            let mut pieces = Vec::new();
+            let mut pieces = Pieces::default();
             for_blocks(&range.run, range.bytes(), |wanted, part| {
                 let plain = &here[&wanted.key];
                 // It may have come with a fetch ahead of somebody, who is us.
                 if fetched && part.end == wanted.plain_len {
                     self.ahead.was_read(wanted.key);
                 }
-                pieces.push(plain.slice(part.start as usize..part.end as usize));
+                pieces.push_part(plain.part(part.start as usize..part.end as usize));
             })?;
-            read.push(Pieces(pieces));
+            read.push(pieces);
         }
         Ok(read)
     }
@@ -186,28 +199,29 @@ impl Reader {
         }
         let missing: Vec<Wanted> = missing.into_values().collect();
         let bytes = missing.iter().map(|wanted| u64::from(wanted.plain_len)).sum();
-        let Some(room) = self.ahead.claim(bytes, self.ahead_bytes_max()).map(Arc::new) else { return false };
+        let Some(bytes_max) = self.ahead_bytes_max() else { return false };
+        let room = self.ahead.claim(bytes, bytes_max, &self.options.memory);
+        let Some(room) = room.map(Arc::new) else { return false };
         self.around.shrink(self.around_bytes_max());
         for part in missing.chunks(PREFETCH_BLOCKS) {
             let Some(turn) = self.prefetch_turn() else { return false };
             // Begun here and not in the task, so that the reader's next request finds them.
-            let (flights, _) = self.flights_for(part, ReadHint::Ahead);
-            let room = Arc::clone(&room);
+            let (flights, _) = self.flights_for(part, &Purpose::Ahead(Arc::clone(&room)));
             self.tasks.spawn(async move {
                 // Errors are told to whoever reads.
                 future::join_all(flights).await;
-                drop((room, turn));
+                drop(turn);
             });
         }
         true
     }
 
-    /// What is fetched ahead may hold: what windows on packs do not need now is theirs.
-    fn ahead_bytes_max(&self) -> u64 {
-        match self.options.readahead_memory_bytes {
-            0 => 0,
-            own => own + self.options.around_memory_bytes.saturating_sub(self.around.bytes_in_use()),
-        }
+    /// What is fetched ahead may hold without borrowing, if it may hold anything: what windows on packs do not need now is
+    /// theirs.
+    fn ahead_bytes_max(&self) -> Option<u64> {
+        let own = self.options.readahead_memory_bytes;
+        let spare = self.options.around_memory_bytes.saturating_sub(self.around.bytes_in_use());
+        (own > 0).then_some(own + spare)
     }
 
     /// Bytes of plain blocks in memory.
@@ -234,8 +248,9 @@ impl Reader {
                 let _memory = self.fetch_memory.acquire(span_bytes(&group)).await;
                 let pack = group[0].key.0;
                 let mut fetched = HashMap::new();
-                let missing = self.ask_staging(group, ReadHint::Once, &mut fetched).await;
-                fetched.extend(self.fetch_store(missing, ReadHint::Once).await);
+                let once = Purpose::Read(ReadHint::Once);
+                let missing = self.ask_staging(group, &once, &mut fetched).await;
+                fetched.extend(self.fetch_store(missing, &once).await);
                 (pack, fetched)
             })
             .buffer_unordered(VERIFIES_MAX);
@@ -262,12 +277,15 @@ impl Reader {
         self: &Arc<Reader>,
         missing: &[Wanted],
         hint: ReadHint,
-        here: &mut HashMap<BlockKey, Bytes>,
+        here: &mut HashMap<BlockKey, Part>,
     ) -> Result<()> {
+        let purpose = Purpose::Read(hint);
         let mut remote = Vec::with_capacity(missing.len());
         for wanted in missing {
             match self.ask_packs(wanted) {
-                Some(Ok(plain)) => drop(here.insert(wanted.key, self.keep(wanted, plain, hint))),
+                Some(Ok(plain)) => {
+                    here.insert(wanted.key, self.keep(wanted, Part::all(plain), &purpose));
+                }
                 Some(Err(failure)) => return Err(failure.into()),
                 None => remote.push(*wanted),
             }
@@ -275,7 +293,7 @@ impl Reader {
         if remote.is_empty() {
             return Ok(());
         }
-        let (flights, owners) = self.flights_for(&remote, hint);
+        let (flights, owners) = self.flights_for(&remote, &purpose);
         let fetched = future::join_all(flights).await;
         for (wanted, owner) in remote.iter().zip(owners) {
             match fetched[owner].get(&wanted.key.1) {
@@ -290,7 +308,7 @@ impl Reader {
     }
 
     /// The fetches that bring the blocks, and for each block which of them does. Joins those that are under way.
-    fn flights_for(self: &Arc<Reader>, remote: &[Wanted], hint: ReadHint) -> (Vec<Flight>, Vec<usize>) {
+    fn flights_for(self: &Arc<Reader>, remote: &[Wanted], purpose: &Purpose) -> (Vec<Flight>, Vec<usize>) {
         // A flight's last handle must not be dropped under the lock, which its end takes: all handles are returned.
         let mut flights: Vec<Flight> = Vec::new();
         let mut owner_of: HashMap<BlockKey, usize> = HashMap::new();
@@ -308,7 +326,7 @@ impl Reader {
             }
         }
         for group in self.groups(&mine) {
-            let flight = Arc::clone(self).fly(group.to_vec(), hint).boxed().shared();
+            let flight = Arc::clone(self).fly(group.to_vec(), purpose.clone()).boxed().shared();
             if let Some(weak) = flight.downgrade() {
                 under_way.extend(group.iter().map(|wanted| (wanted.key, weak.clone())));
             }
@@ -321,20 +339,20 @@ impl Reader {
     }
 
     /// One fetch: the disk cache, then the store for what it does not have.
-    async fn fly(self: Arc<Reader>, group: Vec<Wanted>, hint: ReadHint) -> Fetched {
+    async fn fly(self: Arc<Reader>, group: Vec<Wanted>, purpose: Purpose) -> Fetched {
         let _landing =
             Landing { reader: Arc::clone(&self), keys: group.iter().map(|wanted| wanted.key).collect() };
         // What is fetched ahead has claimed its room.
-        let _memory = match hint {
-            ReadHint::Ahead => None,
-            ReadHint::Normal | ReadHint::Once => Some(self.fetch_memory.acquire(span_bytes(&group)).await),
+        let _memory = match purpose {
+            Purpose::Ahead(_) => None,
+            Purpose::Read(_) => Some(self.fetch_memory.acquire(span_bytes(&group)).await),
         };
         let mut fetched = HashMap::with_capacity(group.len());
-        let missing = self.ask_staging(group, hint, &mut fetched).await;
-        let missing = self.ask_disk(missing, hint, &mut fetched).await;
-        let missing = self.ask_around(missing, hint, &mut fetched).await;
+        let missing = self.ask_staging(group, &purpose, &mut fetched).await;
+        let missing = self.ask_disk(missing, &purpose, &mut fetched).await;
+        let missing = self.ask_around(missing, &purpose, &mut fetched).await;
         self.counters.add(|counters| &counters.misses, missing.len() as u64);
-        let gets = self.groups(&missing).map(|part| self.fetch_store(part.to_vec(), hint));
+        let gets = self.groups(&missing).map(|part| self.fetch_store(part.to_vec(), &purpose));
         for part in future::join_all(gets).await {
             fetched.extend(part);
         }
@@ -342,12 +360,7 @@ impl Reader {
     }
 
     /// Adds what journals of staged packs have; returns what they do not have.
-    async fn ask_staging(
-        &self,
-        group: Vec<Wanted>,
-        hint: ReadHint,
-        fetched: &mut HashMap<u32, Result<Bytes, Failure>>,
-    ) -> Vec<Wanted> {
+    async fn ask_staging(&self, group: Vec<Wanted>, purpose: &Purpose, fetched: &mut Blocks) -> Vec<Wanted> {
         let Some(staging) = &self.staging else { return group };
         let place = |wanted: &Wanted| {
             let (pack, offset) = wanted.key;
@@ -367,7 +380,7 @@ impl Reader {
             };
             let plain = match stored {
                 Ok(stored) => block::decode(&stored, &wanted.block, wanted.plain_len)
-                    .map(|plain| self.keep(&wanted, plain, hint))
+                    .map(|plain| self.keep(&wanted, Part::all(plain), purpose))
                     .map_err(|damage| damage.to_string()),
                 // It has been stored meanwhile.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -386,12 +399,7 @@ impl Reader {
     }
 
     /// Adds what the disk cache has; returns what it does not have.
-    async fn ask_disk(
-        &self,
-        group: Vec<Wanted>,
-        hint: ReadHint,
-        fetched: &mut HashMap<u32, Result<Bytes, Failure>>,
-    ) -> Vec<Wanted> {
+    async fn ask_disk(&self, group: Vec<Wanted>, purpose: &Purpose, fetched: &mut Blocks) -> Vec<Wanted> {
         let Some(disk) =
             self.disk.as_ref().filter(|disk| disk.has_any(group.iter().map(|wanted| wanted.key)))
         else {
@@ -408,7 +416,7 @@ impl Reader {
             match stored.map(|stored| block::decode(&stored, &wanted.block, wanted.plain_len)) {
                 Some(Ok(plain)) => {
                     self.counters.add(|counters| &counters.disk_hits, 1);
-                    fetched.insert(wanted.key.1, Ok(self.keep(&wanted, plain, hint)));
+                    fetched.insert(wanted.key.1, Ok(self.keep(&wanted, Part::all(plain), purpose)));
                 }
                 Some(Err(_)) => {
                     disk.forget(wanted.key);
@@ -424,11 +432,11 @@ impl Reader {
     async fn ask_around(
         self: &Arc<Reader>,
         group: Vec<Wanted>,
-        hint: ReadHint,
-        fetched: &mut HashMap<u32, Result<Bytes, Failure>>,
+        purpose: &Purpose,
+        fetched: &mut Blocks,
     ) -> Vec<Wanted> {
         if let Some((first, last)) = group.first().zip(group.last())
-            && hint == ReadHint::Normal
+            && matches!(purpose, Purpose::Read(ReadHint::Normal))
             && group.iter().all(|wanted| wanted.small)
         {
             let range = first.stored().start..last.stored().end;
@@ -442,13 +450,13 @@ impl Reader {
             let stored = self.around.get(wanted.key.0, wanted.stored()).await;
             let plain = stored.as_ref().map(|stored| block::decode(stored, &wanted.block, wanted.plain_len));
             if let (Some(stored), Some(Ok(plain))) = (stored, plain) {
-                fetched.insert(wanted.key.1, Ok(self.keep(&wanted, plain, hint)));
+                fetched.insert(wanted.key.1, Ok(self.keep(&wanted, Part::all(plain), purpose)));
                 for_disk.push((wanted.key, stored));
             } else {
                 missing.push(wanted);
             }
         }
-        self.offer_disk(for_disk, hint);
+        self.offer_disk(for_disk, purpose);
         missing
     }
 
@@ -488,23 +496,18 @@ impl Reader {
 
     /// Fetches neighbouring blocks of one pack from the store. Damaged ones are fetched once more, in case the damage
     /// happened on the way.
-    async fn fetch_store(&self, group: Vec<Wanted>, hint: ReadHint) -> HashMap<u32, Result<Bytes, Failure>> {
+    async fn fetch_store(&self, group: Vec<Wanted>, purpose: &Purpose) -> Blocks {
         let mut fetched = HashMap::with_capacity(group.len());
-        let damaged = self.fetch_once(&group, hint, &mut fetched).await;
+        let damaged = self.fetch_once(&group, purpose, &mut fetched).await;
         if !damaged.is_empty() {
             tracing::warn!(pack = %damaged[0].key.0, blocks = damaged.len(), "damaged blocks are fetched again");
-            self.fetch_once(&damaged, hint, &mut fetched).await;
+            self.fetch_once(&damaged, purpose, &mut fetched).await;
         }
         fetched
     }
 
     /// One GET for all of `group`; returns the blocks that were damaged.
-    async fn fetch_once(
-        &self,
-        group: &[Wanted],
-        hint: ReadHint,
-        fetched: &mut HashMap<u32, Result<Bytes, Failure>>,
-    ) -> Vec<Wanted> {
+    async fn fetch_once(&self, group: &[Wanted], purpose: &Purpose, fetched: &mut Blocks) -> Vec<Wanted> {
         let (Some(first), Some(last)) = (group.first(), group.last()) else { return Vec::new() };
         let pack = first.key.0;
         let blocks = first.stored().start..last.stored().end;
@@ -522,27 +525,33 @@ impl Reader {
             }
         };
         self.counters.add(|counters| &counters.fetched_bytes, body.len() as u64);
+        let body = Part::all(body);
         let mut damaged = Vec::new();
         let mut for_disk = Vec::new();
         let mut since_yield = 0;
-        for wanted in group {
-            let stored = body.slice(within(&wanted.stored(), blocks.start));
-            let block = match block::decode(&stored, &wanted.block, wanted.plain_len) {
-                Ok(plain) => {
-                    for_disk.push((wanted.key, stored));
-                    Ok(self.keep(wanted, plain, hint))
-                }
-                Err(damage) => {
-                    damaged.push(*wanted);
-                    let text = format!(
-                        "pack {pack}, {} bytes at {}: {damage}",
-                        wanted.block.stored_len, wanted.key.1
-                    );
-                    Err(Failure::new(ErrorKind::Io, text))
-                }
-            };
-            fetched.insert(wanted.key.1, block);
-            since_yield += u64::from(wanted.plain_len);
+        // Cached blocks have a buffer each.
+        let together = if matches!(purpose, Purpose::Read(ReadHint::Normal)) { 1 } else { DECODED_TOGETHER };
+        let alike = group.chunk_by(|one, next| one.block.raw == next.block.raw);
+        for blocks_alike in alike.flat_map(|alike| alike.chunks(together)) {
+            let stored = |wanted: &Wanted| body.part(within(&wanted.stored(), blocks.start));
+            for (wanted, plain) in blocks_alike.iter().zip(decode_alike(blocks_alike, stored)) {
+                let block = match plain {
+                    Ok(plain) => {
+                        for_disk.push((wanted.key, stored(wanted).bytes()));
+                        Ok(self.keep(wanted, plain, purpose))
+                    }
+                    Err(damage) => {
+                        damaged.push(*wanted);
+                        let text = format!(
+                            "pack {pack}, {} bytes at {}: {damage}",
+                            wanted.block.stored_len, wanted.key.1
+                        );
+                        Err(Failure::new(ErrorKind::Io, text))
+                    }
+                };
+                fetched.insert(wanted.key.1, block);
+                since_yield += u64::from(wanted.plain_len);
+            }
             if since_yield > YIELD_BYTES {
                 since_yield = 0;
                 tokio::task::yield_now().await;
@@ -551,12 +560,12 @@ impl Reader {
         if !damaged.is_empty() {
             failed();
         }
-        self.offer_disk(for_disk, hint);
+        self.offer_disk(for_disk, purpose);
         damaged
     }
 
-    fn offer_disk(&self, stored: Vec<(BlockKey, Bytes)>, hint: ReadHint) {
-        if let Some(disk) = self.disk.as_ref().filter(|_| hint != ReadHint::Once) {
+    fn offer_disk(&self, stored: Vec<(BlockKey, Bytes)>, purpose: &Purpose) {
+        if let Some(disk) = self.disk.as_ref().filter(|_| !matches!(purpose, Purpose::Read(ReadHint::Once))) {
             disk.offer(stored);
         }
     }
@@ -572,20 +581,20 @@ impl Reader {
         }))
     }
 
-    /// Puts a decoded block where the hint says. What is returned pins nothing else if it was cached.
-    fn keep(&self, wanted: &Wanted, plain: Bytes, hint: ReadHint) -> Bytes {
-        match hint {
-            ReadHint::Normal if self.memory.is_on() => {}
-            ReadHint::Normal | ReadHint::Once => return plain,
-            ReadHint::Ahead => {
-                self.ahead.put(wanted.key, plain.clone());
+    /// Puts a decoded block where it is for. What is returned pins nothing else if it was cached.
+    fn keep(&self, wanted: &Wanted, plain: Part, purpose: &Purpose) -> Part {
+        match purpose {
+            Purpose::Read(ReadHint::Normal) if self.memory.is_on() => {}
+            Purpose::Read(_) => return plain,
+            Purpose::Ahead(room) => {
+                self.ahead.put(wanted.key, plain.clone(), room);
                 return plain;
             }
         }
         // A raw block is a part of what it was fetched with.
-        let own = if wanted.block.raw { Bytes::copy_from_slice(&plain) } else { plain };
+        let own = if wanted.block.raw { Bytes::copy_from_slice(plain.as_slice()) } else { plain.bytes() };
         self.memory.insert_owned(wanted.key, own.clone());
-        own
+        Part::all(own)
     }
 
     /// Puts a run that was just appended into the memory cache.
@@ -652,6 +661,33 @@ fn span_bytes(group: &[Wanted]) -> u64 {
         (Some(first), Some(last)) => last.stored().end.saturating_sub(first.stored().start),
         _ => 0,
     }
+}
+
+/// The plain bytes of blocks, of which all are raw or none: those of neighbours are neighbours in one buffer.
+fn decode_alike(blocks: &[Wanted], stored: impl Fn(&Wanted) -> Part) -> Vec<Result<Part, Damage>> {
+    if blocks.iter().all(|wanted| wanted.block.raw) {
+        let check = |wanted: &Wanted| {
+            let stored = stored(wanted);
+            block::decode(&stored.bytes(), &wanted.block, wanted.plain_len).map(|_| stored)
+        };
+        return blocks.iter().map(check).collect();
+    }
+    let mut plain = vec![0; blocks.iter().map(|wanted| wanted.plain_len as usize).sum()];
+    let mut rest = plain.as_mut_slice();
+    let mut decoded = Vec::with_capacity(blocks.len());
+    for wanted in blocks {
+        let (block, others) = rest.split_at_mut(wanted.plain_len as usize);
+        rest = others;
+        decoded.push(block::decode_into(stored(wanted).as_slice(), &wanted.block, block));
+    }
+    let plain = Part::all(plain.into());
+    let mut end = 0;
+    let parts = blocks.iter().zip(decoded).map(|(wanted, decoded)| {
+        let start = end;
+        end += wanted.plain_len as usize;
+        decoded.map(|()| plain.part(start..end))
+    });
+    parts.collect()
 }
 
 /// Where stored bytes lie in what was fetched from `start` on.

@@ -18,6 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::*;
 use crate::types::Slice;
 
+mod ahead;
 mod staging;
 
 /// A store in memory whose requests are counted and can fail, be full, hang, or come back damaged.

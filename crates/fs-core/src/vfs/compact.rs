@@ -200,7 +200,7 @@ impl Vfs {
                 Source::Inline(inline) => bytes.push(inline.clone()),
                 Source::Packed { .. } => {
                     let pieces = packed.next().ok_or(ErrorKind::Io)?;
-                    bytes.extend(pieces.iter().cloned());
+                    bytes.extend(pieces.iter());
                 }
                 Source::Hole => {}
             }

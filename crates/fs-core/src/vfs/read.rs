@@ -1,7 +1,9 @@
 //! Reading: dirty bytes over batches over committed extents, zeros where nothing is, up to the length.
 
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 use bytes::{Bytes, BytesMut};
 
@@ -10,7 +12,7 @@ use super::dirty::{PackedPart, Part};
 use super::handle::{FileHandle, InodeRef};
 use super::inode::{Chunk, within};
 use super::request::{AccessMode, Fh, Whence};
-use crate::data::{Pressure, ReadHint, ReadRange, overlay};
+use crate::data::{Pieces, Pressure, ReadHint, ReadRange, overlay};
 use crate::types::{CHUNK_BYTES, ChunkIndex, Error, ErrorKind, Ino, Result};
 
 /// A reader's share of the memory for reading ahead, however many there are: some of them may be idle.
@@ -19,7 +21,8 @@ const READAHEAD_SHARE_MIN: u64 = 2 << 20;
 const RESOLVES_MAX: u32 = 3;
 
 impl Vfs {
-    /// Reads up to `len` bytes (pread(2)); fewer only at the end of the file. No copy when the bytes lie in one block.
+    /// Reads up to `len` bytes (pread(2)); fewer only at the end of the file. No copy when the bytes lie
+    /// in one block, or one fetch brought them.
     ///
     /// # Errors
     /// `BadHandle` unless open for reading; `Io` when bytes could not be fetched or are damaged.
@@ -33,8 +36,15 @@ impl Vfs {
             return Err(ErrorKind::BadHandle.into());
         }
         self.accessed_file(&handle.inode).await?;
-        self.read_ahead(&handle, offset, u64::from(len)).await?;
-        self.read_range(&handle.inode, offset, u64::from(len), ReadHint::Normal).await
+        let len = u64::from(len);
+        let mut reading = pin!(self.read_range(&handle.inode, offset, len, ReadHint::Normal));
+        // What is here is taken first: its room serves what comes next.
+        let read = futures::poll!(reading.as_mut());
+        self.read_ahead(&handle, offset, len).await?;
+        match read {
+            Poll::Ready(read) => read,
+            Poll::Pending => reading.await,
+        }
     }
 
     /// Notes for the access time that a file was opened to be read, for a caller whose own cache may serve the reads. Tells
@@ -138,19 +148,15 @@ impl Vfs {
         } else {
             self.data.read_many(&ranges, hint).await?.into_iter()
         };
-        let total = parts.iter().map(|(_, part)| part.len()).sum();
-        let mut buffer = BytesMut::with_capacity(buffer_len(total)?);
+        let mut pieces = Pieces::default();
         for (_, part) in parts {
             match part {
-                Part::Zeros(len) => buffer.resize(buffer.len() + buffer_len(len)?, 0),
-                Part::Bytes(bytes) => buffer.extend_from_slice(&bytes),
-                Part::Packed(_) => {
-                    let pieces = fetched.next().ok_or(ErrorKind::Io)?;
-                    pieces.iter().for_each(|piece| buffer.extend_from_slice(piece));
-                }
+                Part::Zeros(len) => pieces.push(BytesMut::zeroed(buffer_len(len)?).freeze()),
+                Part::Bytes(bytes) => pieces.push(bytes),
+                Part::Packed(_) => pieces.append(fetched.next().ok_or(ErrorKind::Io)?),
             }
         }
-        Ok(buffer.freeze())
+        Ok(pieces.into_bytes())
     }
 
     /// The window of one of those who are read ahead of now. A quarter of the memory is left for what somebody has asked

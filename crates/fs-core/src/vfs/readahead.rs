@@ -1,7 +1,9 @@
 //! When to fetch what will probably be read next.
 //!
 //! Pure: one [`Readahead`] a handle tells sequential streams apart (a few at a time, as when several threads read one
-//! file) and says which range to bring into the cache. The window doubles while the stream goes on.
+//! file) and says which range to bring into the cache. The window doubles while the stream goes on. It is asked for in
+//! *units* of which two or more fit into it, and which begin at multiples of their size, as do the chunks that files are
+//! written in: a fetch is as long as the window allows, and ends where the pack does.
 
 use std::ops::Range;
 
@@ -11,6 +13,8 @@ const STREAMS: usize = 4;
 const STEPS: u32 = 2;
 /// The first window of a stream.
 const WINDOW_MIN: u64 = 512 << 10;
+/// The largest unit; a power of two, as all of them.
+const UNIT_MAX: u64 = 8 << 20;
 /// A read so far before or after the expected place still belongs to the stream: the kernel asks for what it reads ahead,
 /// up to 4 MiB, in several requests at a time, and several threads take them.
 const SLACK: u64 = 4 << 20;
@@ -49,10 +53,11 @@ impl Readahead {
             }
             // Only a read of the beginning is taken for the start of a stream at once. A kernel that reads ahead itself
             // sends several such requests together.
-            let window = if offset == 0 { WINDOW_MIN.max(4 * len) } else { 0 };
-            self.streams.push(Stream { next: end, ahead: end, window, steps: 0 });
-            let stream = self.streams.last_mut()?;
-            return stream.extend(window_max);
+            let window = if offset == 0 { WINDOW_MIN.max(4 * len).next_power_of_two() } else { 0 };
+            let mut stream = Stream { next: end, ahead: end, window, steps: 0 };
+            let range = stream.extend(window_max);
+            self.streams.push(stream);
+            return range;
         };
         let mut stream = self.streams.remove(index);
         let forward = end > stream.next;
@@ -60,8 +65,9 @@ impl Readahead {
         stream.ahead = stream.ahead.max(stream.next);
         stream.steps += u32::from(forward && stream.steps < STEPS);
         let goes_on = stream.window > 0 || stream.steps >= STEPS;
-        if forward && goes_on && stream.ahead - stream.next <= stream.window / 2 {
-            stream.window = (stream.window * 2).clamp(WINDOW_MIN, window_max.max(WINDOW_MIN));
+        if forward && goes_on && (stream.window == 0 || stream.due(window_max).is_some()) {
+            let largest = window_max.max(WINDOW_MIN).next_power_of_two();
+            stream.window = (stream.window * 2).clamp(WINDOW_MIN, largest);
         }
         let range = stream.extend(window_max);
         self.streams.push(stream);
@@ -79,15 +85,21 @@ impl Readahead {
 }
 
 impl Stream {
-    /// Asks for the rest of the window when half of it has been read.
-    fn extend(&mut self, window_max: u64) -> Option<Range<u64>> {
+    /// The whole units of the window that have not been asked for.
+    fn due(&self, window_max: u64) -> Option<Range<u64>> {
         let window = self.window.min(window_max);
-        if window == 0 || self.ahead - self.next > window / 2 {
-            return None;
-        }
-        let range = self.ahead..self.next + window;
-        self.ahead = range.end.max(self.ahead);
-        (!range.is_empty()).then_some(range)
+        let unit = 1 << (window / 2).checked_ilog2()?;
+        let unit = UNIT_MAX.min(unit);
+        // Also counts the unit that is being read, so that what is held is no more than the window.
+        let end = (self.next / unit + window / unit) * unit;
+        (end > self.ahead).then_some(self.ahead..end)
+    }
+
+    /// Asks for what is due.
+    fn extend(&mut self, window_max: u64) -> Option<Range<u64>> {
+        let range = self.due(window_max)?;
+        self.ahead = range.end;
+        Some(range)
     }
 }
 
@@ -110,6 +122,39 @@ mod tests {
             }
         }
         assert_eq!(largest, MAX);
+    }
+
+    #[test]
+    fn a_stream_is_fetched_in_whole_units_within_its_window() {
+        for (window_max, unit) in [(64 << 20, UNIT_MAX), (10 << 20, 4 << 20), (7 << 20, 2 << 20)] {
+            let mut readahead = Readahead::default();
+            let (mut asked, mut whole) = (0, 0);
+            for i in 0..256u64 {
+                // The unit that is being read next is held, too.
+                let held_from = ((i + 1) << 20) / unit * unit;
+                if let Some(range) = readahead.advance(i << 20, 1 << 20, window_max) {
+                    assert!(range.end - held_from <= window_max, "{range:?}");
+                    asked += 1;
+                    whole += u64::from(range.start % unit == 0 && range.end - range.start == unit);
+                }
+            }
+            assert!(asked - whole <= 5 && whole >= (240 << 20) / unit, "{whole} of {asked}, {unit}");
+        }
+    }
+
+    #[test]
+    fn a_window_that_others_need_is_smaller_at_once_and_grows_again() {
+        let mut readahead = Readahead::default();
+        let mut last = 0..0;
+        let mut read = |mibs: Range<u64>, window_max: u64| {
+            for i in mibs {
+                last = readahead.advance(i << 20, 1 << 20, window_max).unwrap_or(last.clone());
+            }
+            last.end - last.start
+        };
+        assert_eq!(read(0..64, 16 << 20), 8 << 20);
+        assert_eq!(read(64..128, 2 << 20), 1 << 20);
+        assert_eq!(read(128..192, 16 << 20), 8 << 20);
     }
 
     #[test]

@@ -32,6 +32,7 @@ mod differential;
 mod faults;
 mod gc;
 mod names;
+mod readers;
 mod staged;
 
 const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 1 };
@@ -46,6 +47,8 @@ struct Store {
     /// Requests panic.
     panics: AtomicBool,
     requests: AtomicU64,
+    /// What a GET takes.
+    latency_millis: AtomicU64,
 }
 
 impl fmt::Display for Store {
@@ -93,6 +96,10 @@ impl ObjectStore for Store {
 
     async fn get_opts(&self, path: &Path, options: GetOptions) -> object_store::Result<GetResult> {
         self.admit()?;
+        let latency = self.latency_millis.load(Ordering::SeqCst);
+        if latency > 0 {
+            tokio::time::sleep(Duration::from_millis(latency)).await;
+        }
         self.inner.get_opts(path, options).await
     }
 

@@ -4,7 +4,8 @@
 //! reads of small runs follow each other, or most of them fall into one pack, a fetch brings a whole *window*: what comes
 //! next in the pack, up to what was brought already, so that many readers who go through a pack side by side fetch each
 //! byte once. Windows begin at 256 KiB and double, up to a limit, while what they bring is read; they become smaller
-//! where it is not. A window that is half read has the next one fetched. A window that is still on the way is waited for.
+//! where it is not. A window that is half read has the next one fetched. A window that is still on the way is waited for,
+//! and one that is being read makes no room for others: where memory is short, the others are smaller or none.
 //!
 //! Windows hold stored bytes that nobody has checked: a reader checks what it takes, as if it came from the store. They
 //! are kept in pieces, and a piece that was read is dropped: readers who are far apart hold up no more than they need.
@@ -26,8 +27,9 @@ use crate::types::PackId;
 const FIRST_BYTES: u64 = 256 << 10;
 /// The first window in a pack into which most reads fall.
 const DENSE_BYTES: u64 = 1 << 20;
-const PIECE_LEN: usize = 256 << 10;
-const PIECE_BYTES: u64 = PIECE_LEN as u64;
+const PIECE_BYTES: u64 = 256 << 10;
+/// Tiny reads come in any order: memory of what was read is free again soon if pieces are hardly larger.
+const TINY_PIECE_BYTES: u64 = 8 << 10;
 /// A read that begins so close behind the end of another one follows it.
 const GAP_BYTES: u64 = 64 << 10;
 /// Reads that are remembered: so many readers may take turns.
@@ -41,6 +43,10 @@ const DENSE_OF_16: usize = 10;
 /// A read of at most so many bytes costs little less than a small window, which is fetched when other reads were near.
 const TINY_BYTES: u64 = 16 << 10;
 const TINY_NEAR: usize = 2;
+/// And of all reads that are remembered, so many into one pack mean that much of it is being read.
+const TINY_DENSE: usize = 8;
+/// A window that was used, or opened, within so many reads is kept in any case.
+const ALIVE_READS: u64 = 512;
 /// A window that nobody came for in this time gives up its room, where that is needed for something else.
 const STALE_AFTER: Duration = Duration::from_secs(5);
 /// For so many windows after one that was fetched for nothing, only reads that follow others open one.
@@ -66,6 +72,8 @@ struct State {
     bytes: u64,
     doubts: u32,
     last_id: u64,
+    /// Reads that were noted.
+    count: u64,
 }
 
 /// What one fetch brings.
@@ -76,13 +84,18 @@ struct Window {
     range: Range<u64>,
     /// While it is on the way; closed at the end of that.
     coming: Option<watch::Receiver<()>>,
-    /// Of [`PIECE_BYTES`] each, but for the last.
+    /// Of `piece_bytes` each, but for the last.
     pieces: Vec<Piece>,
+    piece_bytes: u64,
     /// Bytes that are in memory or on the way.
     held: u64,
     /// Bytes that were taken.
     taken: u64,
     used_at: Instant,
+    /// Reads before it was opened, and before it was last taken from; how often that was.
+    opened: u64,
+    used: u64,
+    uses: u64,
     /// It was worth its bytes.
     proven: bool,
     /// The pack ends where it does.
@@ -115,6 +128,15 @@ enum Reads {
     Dense,
 }
 
+/// Which windows make room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Drops {
+    /// Those that are not being read.
+    Unused,
+    /// Any, as others need the memory.
+    All,
+}
+
 /// What is known of a range.
 enum Held {
     Here(Bytes),
@@ -128,6 +150,7 @@ pub(super) struct Claim {
     /// The window: what is to be fetched, as far as the pack has it.
     pub(super) range: Range<u64>,
     id: u64,
+    piece_bytes: u64,
     around: Arc<Around>,
     /// Those who wait are woken by its end, which is after that of the claim.
     _waited_for: watch::Sender<()>,
@@ -137,7 +160,7 @@ impl Claim {
     /// The window's bytes, from its beginning on.
     pub(super) fn fill(self, body: &Bytes) {
         // Copies: a part of the body would keep all of it in memory.
-        let pieces = body.chunks(PIECE_LEN);
+        let pieces = body.chunks(usize::try_from(self.piece_bytes).expect("pieces fit into memory"));
         let pieces =
             pieces.map(|piece| Piece { bytes: Some(Bytes::copy_from_slice(piece)), left: piece.len() });
         let pieces: Vec<Piece> = pieces.collect();
@@ -209,12 +232,22 @@ impl Around {
             },
         };
         let end = self.end_of(&state, pack, start, (start + bytes).max(range.end));
-        state.make_room(end - start, memory_bytes).then(|| self.open(&mut state, pack, start..end))
+        let is_tiny = range.end - range.start <= TINY_BYTES;
+        let piece_bytes = if is_tiny { TINY_PIECE_BYTES } else { PIECE_BYTES };
+        // Where room comes back little by little, a smaller window is better than none.
+        let mut end = end;
+        while !state.make_room(end - start, memory_bytes, Drops::Unused) {
+            end = start + (end - start) / 2;
+            if end < range.end || end - start < FIRST_BYTES {
+                return None;
+            }
+        }
+        Some(self.open(&mut state, pack, start..end, piece_bytes))
     }
 
     /// Drops windows until they hold `memory_bytes` at most, as far as they are not on the way.
     pub(super) fn shrink(&self, memory_bytes: u64) {
-        self.state.lock().make_room(0, memory_bytes);
+        self.state.lock().make_room(0, memory_bytes, Drops::All);
     }
 
     /// Bytes that windows hold, without those that nobody came for in a while.
@@ -235,7 +268,13 @@ impl Around {
         }
     }
 
-    fn open(self: &Arc<Around>, state: &mut State, pack: PackId, range: Range<u64>) -> Claim {
+    fn open(
+        self: &Arc<Around>,
+        state: &mut State,
+        pack: PackId,
+        range: Range<u64>,
+        piece_bytes: u64,
+    ) -> Claim {
         let (sender, coming) = watch::channel(());
         state.doubts = state.doubts.saturating_sub(1);
         state.last_id += 1;
@@ -246,13 +285,17 @@ impl Around {
             range: range.clone(),
             coming: Some(coming),
             pieces: Vec::new(),
+            piece_bytes,
             held: range.end - range.start,
             taken: 0,
             used_at: Instant::now(),
+            opened: state.count,
+            used: state.count,
+            uses: 0,
             proven: false,
             is_last: false,
         });
-        Claim { range, id, around: Arc::clone(self), _waited_for: sender }
+        Claim { range, id, piece_bytes, around: Arc::clone(self), _waited_for: sender }
     }
 }
 
@@ -276,9 +319,12 @@ impl State {
             of_pack().any(|read| (read.range.end..=read.range.end + GAP_BYTES).contains(&range.start));
         let is_tiny = range.end - range.start <= TINY_BYTES;
         let near = of_pack().filter(|read| read.range.start.abs_diff(range.start) <= FIRST_BYTES).count();
+        let of_pack = of_pack().count();
+        self.count += 1;
         self.reads.truncate(READS_MAX - 1);
         self.reads.push_front(Read { pack, range: range.clone(), follows });
-        let dense = self.reads.iter().take(16).filter(|read| read.pack == pack).count() >= DENSE_OF_16;
+        let dense = self.reads.iter().take(16).filter(|read| read.pack == pack).count() >= DENSE_OF_16
+            || is_tiny && of_pack >= TINY_DENSE;
         let following = self.reads.iter().take(8).filter(|read| read.follows).count() >= FOLLOWING_OF_8;
         if self.doubts == 0 && dense {
             Reads::Dense
@@ -326,8 +372,8 @@ impl State {
                 return Held::Coming(coming.clone());
             }
             let end = range.end.min(window.piece_end(at));
-            let from = window.offset(at);
-            let (piece, from) = (from / PIECE_LEN, from % PIECE_LEN);
+            let (piece, begins) = window.piece_at(at);
+            let from = window.offset(at) - window.offset(begins);
             let Some(bytes) = &window.pieces[piece].bytes else { return Held::Absent };
             let to = from + window.offset(end) - window.offset(at);
             parts.push((index, piece, bytes.slice(from..to)));
@@ -336,6 +382,8 @@ impl State {
         for (index, piece, part) in &parts {
             let window = &mut self.windows[*index];
             window.used_at = Instant::now();
+            window.used = self.count;
+            window.uses += 1;
             window.take(*piece, part.len());
             if !window.proven && window.taken >= window.len() / 2 {
                 window.proven = true;
@@ -354,11 +402,16 @@ impl State {
     }
 
     /// Makes room for `bytes` more; whether there is enough then.
-    fn make_room(&mut self, bytes: u64, memory_bytes: u64) -> bool {
+    fn make_room(&mut self, bytes: u64, memory_bytes: u64, drops: Drops) -> bool {
         let mut held = self.held();
         while held + bytes > memory_bytes || self.windows.len() >= WINDOWS_MAX {
             let crowded = self.windows.len() >= WINDOWS_MAX;
-            let useful = |window: &Window| window.coming.is_none() && (crowded || window.held > 0);
+            let count = self.count;
+            let useful = |window: &Window| {
+                window.coming.is_none()
+                    && (crowded || window.held > 0)
+                    && (drops == Drops::All || !window.is_alive(count))
+            };
             let windows = self.windows.iter().enumerate().filter(|(_, window)| useful(window));
             let oldest = windows.min_by_key(|(_, window)| (!window.is_spent(), window.used_at));
             let Some((index, _)) = oldest else { return false };
@@ -382,19 +435,30 @@ impl Window {
         self.taken >= self.len() / 8 * 7
     }
 
+    /// Whether it is being read: not much longer ago than in the mean, of `count` reads of all.
+    fn is_alive(&self, count: u64) -> bool {
+        let mean = (self.used - self.opened) / self.uses.max(1);
+        !self.is_spent() && count - self.used <= 4 * mean + ALIVE_READS
+    }
+
     fn offset(&self, at: u64) -> usize {
         usize::try_from(at - self.range.start).expect("windows fit into memory")
     }
 
+    /// The piece with this byte, and where it begins.
+    fn piece_at(&self, at: u64) -> (usize, u64) {
+        let index = (at - self.range.start) / self.piece_bytes;
+        (usize::try_from(index).expect("fewer than bytes"), self.range.start + index * self.piece_bytes)
+    }
+
     /// Where the piece with this byte ends.
     fn piece_end(&self, at: u64) -> u64 {
-        let begins = at - (at - self.range.start) % PIECE_BYTES;
-        self.range.end.min(begins + PIECE_BYTES)
+        self.range.end.min(self.piece_at(at).1 + self.piece_bytes)
     }
 
     /// Whether the byte, which is within, is in memory or on the way.
     fn is_here(&self, at: u64) -> bool {
-        self.coming.is_some() || self.pieces[self.offset(at) / PIECE_LEN].bytes.is_some()
+        self.coming.is_some() || self.pieces[self.piece_at(at).0].bytes.is_some()
     }
 
     fn take(&mut self, piece: usize, bytes: usize) {
@@ -507,6 +571,37 @@ mod tests {
     }
 
     #[test]
+    fn small_pieces_of_a_few_packs_are_fetched_together_in_whatever_order() {
+        const PIECE: u64 = 4096;
+        let around = around(8 << 20);
+        // 80 MiB in packs of 16 MiB: more than there is memory for.
+        let mut pieces: Vec<u64> = (0..(80 << 20) / PIECE).collect();
+        let mut random = 1_u64;
+        for index in (1..pieces.len()).rev() {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            pieces.swap(index, usize::try_from(random % (index as u64 + 1)).unwrap());
+        }
+        let mut fetches = 0;
+        let mut bytes = 0;
+        for piece in &pieces {
+            let (pack, at) = (PackId(piece / 4096), piece % 4096 * PIECE);
+            let range = at..at + PIECE;
+            if let Some(claim) = around.extend(pack, &range, 64 << 20) {
+                fetches += 1;
+                bytes += filled(claim, 16 << 20);
+            }
+            if get(&around, pack, range).is_none() {
+                fetches += 1;
+                bytes += PIECE;
+            }
+            assert!(held(&around) <= 64 << 20);
+        }
+        assert!(fetches <= pieces.len() / 10 && bytes <= 100 << 20, "{fetches} fetches of {bytes} bytes");
+    }
+
+    #[test]
     fn what_is_read_at_random_is_fetched_alone() {
         let around = around(4 << 20);
         let fetched: u64 = (0..4000u64)
@@ -566,7 +661,7 @@ mod tests {
         around.shrink(4 << 20);
         assert!(held(&around) <= 4 << 20);
         // What is on the way is neither dropped nor exceeded.
-        let claims: Vec<Claim> = (0..64u64)
+        let claims: Vec<Claim> = (0..256u64)
             .flat_map(|place| [0, 1, 2].map(|file| (PackId(100 + place), file * FILE)))
             .filter_map(|(pack, at)| around.extend(pack, &(at..at + FILE), 4 << 20))
             .collect();

@@ -1,6 +1,7 @@
 """rfs over redb and the S3 server, and variants of it."""
 
 import os
+import shutil
 from pathlib import Path
 
 from ..process import Failed, Group, sh, wait_for
@@ -35,6 +36,10 @@ class Rfs(Target):
     def mount(self) -> None:
         self.start_mount(self.options.rfs, "mount", *self.mount_args, *self.options.rfs_mount_args, self.meta, self.mount_point,
                          env=self.environment)
+
+    def forget_caches(self) -> None:
+        super().forget_caches()
+        shutil.rmtree(self.dir / "meta.redb.cache", ignore_errors=True)
 
     def unmount(self) -> None:
         sh(self.options.rfs, "umount", self.mount_point)

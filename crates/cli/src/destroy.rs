@@ -60,6 +60,7 @@ async fn empty(kv: &Arc<dyn Kv>, url: &MetaUrl, yes: bool) -> Result<u64> {
     let contents = async {
         let deleted = volume::erase_store(&store, &mut show).await?;
         remove_staged(&staged)?;
+        remove_cache(url)?;
         Ok(deleted)
     };
     let deleted = volume::alone(url, kv, contents).await?;
@@ -85,6 +86,12 @@ pub(crate) fn remove_staged(places: &[PathBuf]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Deletes what is cached where mounts cache unless told otherwise.
+pub(crate) fn remove_cache(url: &MetaUrl) -> Result<()> {
+    let Some(dir) = url.cache_dir() else { return Ok(()) };
+    rfs_core::data::remove_disk_cache(&dir).doing(format!("deleting {}", dir.display()))
 }
 
 /// Asks whether this is meant.

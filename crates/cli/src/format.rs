@@ -266,7 +266,8 @@ impl Plan {
             Err(failure) => return Err(failure),
         }
         remove_metadata(&self.meta)?;
-        destroy::remove_staged(&staged.unwrap_or_default())
+        destroy::remove_staged(&staged.unwrap_or_default())?;
+        destroy::remove_cache(&self.meta)
     }
 
     async fn make(&self, kv: &dyn Kv, store: &Arc<dyn ObjectStore>) -> Result<Uuid> {

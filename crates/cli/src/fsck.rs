@@ -7,7 +7,7 @@ use crate::engine::{self, FileHealth};
 use crate::exit::{Exit, Result, meta_failure};
 use crate::output;
 use crate::progress::Bar;
-use crate::settings::{Size, Staging};
+use crate::settings::{LocalDir, Size};
 use crate::url::{MetaUrl, Target};
 use crate::volume::{OpenSettings, Volume};
 
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     repair: bool,
     /// Where contents are staged, if not where the last mount staged them
     #[arg(long, value_name = "DIR")]
-    staging: Option<Staging>,
+    staging: Option<LocalDir>,
     /// Print JSON
     #[arg(long)]
     json: bool,

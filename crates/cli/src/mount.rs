@@ -19,7 +19,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::exit::{Exit, Failure, Result, ResultExt};
 use crate::logging::LogArgs;
 use crate::serve::{End, Mounted, Server};
-use crate::settings::{Size, Span, Staging, Switch};
+use crate::settings::{LocalDir, Size, Span, Switch};
 use crate::url::MetaUrl;
 use crate::volume::{OpenSettings, Volume};
 use crate::{daemon, format, logging, output, paths, volume};
@@ -61,10 +61,12 @@ pub(crate) struct Args {
     /// otherwise)
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Size>,
-    /// Keep contents that were read in this directory, too
-    #[arg(long, value_name = "DIR")]
-    pub(crate) cache_dir: Option<PathBuf>,
-    /// Most bytes in the cache directory (10GiB unless said otherwise)
+    /// Where contents that were read are kept on a local disk: a directory, or off. Unless said otherwise META_FILE.cache,
+    /// beside the metadata file, if the store is S3; there only what came in small pieces is kept, as that saves most
+    /// requests. A directory that is named here takes all that is read
+    #[arg(long, value_name = "DIR|off")]
+    pub(crate) cache_dir: Option<LocalDir>,
+    /// Most bytes in the cache directory (10GiB unless said otherwise). The last tenth of the disk is left free
     #[arg(long, value_name = "SIZE")]
     pub(crate) cache_size: Option<Size>,
     /// How long a request to the store is tried until programs get an I/O error; 0 is for ever (5m unless said otherwise)
@@ -77,7 +79,7 @@ pub(crate) struct Args {
     /// Where fsync makes contents durable before they are sent: a directory on a local disk, or off. Where the last mount
     /// had it unless said otherwise, at first beside the metadata file; off for a volume that several machines share
     #[arg(long, value_name = "DIR|off")]
-    pub(crate) staging: Option<Staging>,
+    pub(crate) staging: Option<LocalDir>,
     /// Most bytes in the staging directory; beyond them fsync waits for the store. The last tenth of the disk is left free
     #[arg(long, value_name = "SIZE")]
     pub(crate) staging_max: Option<Size>,
@@ -98,9 +100,10 @@ struct Settings {
     mountpoint: PathBuf,
     options: MountOptions,
     memory: Size,
-    cache: Option<(PathBuf, Size)>,
+    cache: Option<LocalDir>,
+    cache_max: Size,
     io_timeout: Duration,
-    staging: Option<Staging>,
+    staging: Option<LocalDir>,
     staging_max: Size,
     pack_size: Option<Size>,
 }
@@ -143,16 +146,12 @@ impl Settings {
             let (least, most) = (PACK_SIZES.start(), PACK_SIZES.end());
             return Err(Failure::usage(format!("--pack-size {size}: it can be {least} to {most}")));
         }
-        let cache = match (args.cache_dir, args.cache_size) {
-            (Some(dir), size) => {
-                let dir = crate::url::absolute(&dir).map_err(Failure::usage)?;
-                Some((dir, size.unwrap_or(CACHE_SIZE_DEFAULT)))
-            }
-            (None, Some(_)) => return Err(Failure::usage("--cache-size needs --cache-dir")),
-            (None, None) => None,
-        };
         let shared = args.meta_url.as_ref().is_some_and(|url| !url.is_exclusive());
-        if shared && matches!(args.staging, Some(Staging::Dir(_))) {
+        let uncached = args.cache_dir == Some(LocalDir::Off) || shared && args.cache_dir.is_none();
+        if uncached && args.cache_size.is_some() {
+            return Err(Failure::usage("--cache-size: there is no cache without --cache-dir=DIR here"));
+        }
+        if shared && matches!(args.staging, Some(LocalDir::Dir(_))) {
             return Err(Failure::usage(
                 "--staging: others who share the volume would not see what is staged here",
             ));
@@ -168,7 +167,8 @@ impl Settings {
             mountpoint: crate::url::absolute(&args.mountpoint).map_err(Failure::usage)?,
             options,
             memory,
-            cache,
+            cache: args.cache_dir,
+            cache_max: args.cache_size.unwrap_or(CACHE_SIZE_DEFAULT),
             io_timeout: args.io_timeout.map_or(volume::IO_TIMEOUT_DEFAULT, |span| span.0),
             staging: args.staging,
             staging_max: args.staging_max.unwrap_or(STAGING_MAX_DEFAULT),
@@ -207,7 +207,7 @@ impl Args {
         let given = || value.ok_or_else(|| format!("{name} needs a value"));
         match name.replace('_', "-").as_str() {
             "memory" => self.memory = Some(given()?.parse()?),
-            "cache-dir" => self.cache_dir = Some(given()?.into()),
+            "cache-dir" => self.cache_dir = Some(given()?.parse()?),
             "cache-size" => self.cache_size = Some(given()?.parse()?),
             "io-timeout" => self.io_timeout = Some(given()?.parse()?),
             "writeback-cache" => self.writeback_cache = Some(given()?.parse()?),
@@ -282,6 +282,7 @@ async fn start(url: &MetaUrl, settings: Settings) -> Result<Running> {
         read_only: settings.options.read_only,
         memory: settings.memory,
         cache: settings.cache.clone(),
+        cache_max: settings.cache_max,
         io_timeout: settings.io_timeout,
         staging: settings.staging.clone(),
         staging_max: settings.staging_max,

@@ -308,6 +308,7 @@ async fn status(mounted: &Mounted) -> Result<Value> {
         broken: mounted.vfs.broken(),
         vfs: mounted.vfs.stats(),
         data: data.stats(),
+        disk_cache_dir: data.disk_cache_dir(),
     };
     Ok(serde_json::to_value(status::Report { volume, mount: Some(facts.into()) })?)
 }

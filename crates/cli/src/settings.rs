@@ -115,21 +115,21 @@ impl FromStr for Switch {
     }
 }
 
-/// Where bytes are staged: a directory, or `off`.
+/// Where a mount keeps something on the local disk: a directory, or `off`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Staging {
+pub(crate) enum LocalDir {
     Off,
     Dir(PathBuf),
 }
 
-impl FromStr for Staging {
+impl FromStr for LocalDir {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Staging, String> {
+    fn from_str(text: &str) -> Result<LocalDir, String> {
         match text {
             "" => Err("a directory is needed, or off".to_owned()),
-            "off" => Ok(Staging::Off),
-            dir => crate::url::absolute(Path::new(dir)).map(Staging::Dir),
+            "off" => Ok(LocalDir::Off),
+            dir => crate::url::absolute(Path::new(dir)).map(LocalDir::Dir),
         }
     }
 }
@@ -196,6 +196,13 @@ mod tests {
         }
         assert!("soon".parse::<Span>().is_err());
         assert!("5y".parse::<Span>().is_err());
+    }
+
+    #[test]
+    fn directories_can_be_off() {
+        assert_eq!("off".parse(), Ok(LocalDir::Off));
+        assert_eq!("/var/cache/x".parse(), Ok(LocalDir::Dir("/var/cache/x".into())));
+        assert!("".parse::<LocalDir>().is_err());
     }
 
     #[test]

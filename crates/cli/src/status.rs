@@ -78,6 +78,12 @@ pub(crate) struct MountReport {
     pub(crate) fetched_bytes: u64,
     pub(crate) memory_cache_bytes: u64,
     pub(crate) disk_cache_bytes: u64,
+    /// No disk cache: absent.
+    pub(crate) disk_cache_dir: Option<String>,
+    /// Blocks that were found in the caches since it was mounted, and in neither.
+    pub(crate) memory_cache_hits: u64,
+    pub(crate) disk_cache_hits: u64,
+    pub(crate) cache_misses: u64,
     pub(crate) chunks_compacted: u64,
     pub(crate) packs_deleted: u64,
 }
@@ -200,10 +206,13 @@ fn describe(report: &Report) -> String {
     }
     row("open", format!("{} files", mount.files_open));
     row("sent", format!("{} stored, {} fetched", Size(mount.stored_bytes), Size(mount.fetched_bytes)));
-    row(
-        "cache",
-        format!("{} in memory, {} on disk", Size(mount.memory_cache_bytes), Size(mount.disk_cache_bytes)),
-    );
+    let on_disk = mount
+        .disk_cache_dir
+        .as_ref()
+        .map_or_else(String::new, |dir| format!(", {} in {dir}", Size(mount.disk_cache_bytes)));
+    row("cache", format!("{} in memory{on_disk}", Size(mount.memory_cache_bytes)));
+    let (memory, disk) = (mount.memory_cache_hits, mount.disk_cache_hits);
+    row("found", format!("{memory} blocks in memory, {disk} on disk, {} in the store", mount.cache_misses));
     if mount.store_failures > 0 {
         row("failures", format!("{} requests to the store failed", mount.store_failures));
     }
@@ -241,11 +250,12 @@ pub(crate) struct MountFacts<'a> {
     pub(crate) broken: Option<&'a str>,
     pub(crate) vfs: rfs_core::vfs::VfsStats,
     pub(crate) data: rfs_core::data::DataStats,
+    pub(crate) disk_cache_dir: Option<&'a Path>,
 }
 
 impl From<MountFacts<'_>> for MountReport {
     fn from(facts: MountFacts<'_>) -> MountReport {
-        let MountFacts { mountpoint, options, since, broken, vfs, data } = facts;
+        let MountFacts { mountpoint, options, since, broken, vfs, data, disk_cache_dir } = facts;
         MountReport {
             mountpoint: mountpoint.display().to_string(),
             options: options.to_owned(),
@@ -266,6 +276,10 @@ impl From<MountFacts<'_>> for MountReport {
             fetched_bytes: data.fetched_bytes,
             memory_cache_bytes: data.memory_cache_bytes,
             disk_cache_bytes: data.disk_cache_bytes,
+            disk_cache_dir: disk_cache_dir.map(|dir| dir.display().to_string()),
+            memory_cache_hits: data.memory_hits,
+            disk_cache_hits: data.disk_hits,
+            cache_misses: data.misses,
             chunks_compacted: vfs.chunks_compacted,
             packs_deleted: vfs.packs_deleted,
         }
@@ -285,6 +299,7 @@ mod tests {
             broken,
             vfs: rfs_core::vfs::VfsStats::default(),
             data: rfs_core::data::DataStats::default(),
+            disk_cache_dir: None,
         };
         let volume = VolumeReport {
             uuid: String::new(),

@@ -100,11 +100,21 @@ impl MetaUrl {
 
     /// Where bytes are staged unless told otherwise: beside metadata that lies on a local disk. `None`: nowhere.
     pub(crate) fn staging_dir(&self) -> Option<PathBuf> {
+        self.beside(".staging")
+    }
+
+    /// Where contents are cached unless told otherwise. `None`: nowhere.
+    pub(crate) fn cache_dir(&self) -> Option<PathBuf> {
+        self.beside(".cache")
+    }
+
+    /// The metadata file's path with `suffix`, where the metadata is a file.
+    fn beside(&self, suffix: &str) -> Option<PathBuf> {
         match self {
             MetaUrl::Redb(path) => {
-                let mut dir = path.clone().into_os_string();
-                dir.push(".staging");
-                Some(dir.into())
+                let mut beside = path.clone().into_os_string();
+                beside.push(suffix);
+                Some(beside.into())
             }
             MetaUrl::Fdb { .. } => None,
         }

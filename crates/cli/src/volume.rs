@@ -7,7 +7,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt};
-use rfs_core::data::{Budget, Data, DataOptions, DiskCacheOptions, LostPack, OnLost, StagingOptions};
+use rfs_core::data::{
+    Admission, Budget, Data, DataOptions, DiskCacheOptions, LostPack, OnLost, StagingOptions, Unusable,
+};
 use rfs_core::meta::{self, FormatOptions, Meta, OpenOptions, Sharing};
 use rfs_core::types::{Clock, ErrorKind, SessionId, SystemClock};
 use rfs_core::vfs::{StoreRoom, staging};
@@ -19,7 +21,7 @@ use uuid::Uuid;
 use crate::control::{Client, Request};
 use crate::engine::{self, Missing, StoreSettings};
 use crate::exit::{Exit, Failure, Result, ResultExt, meta_failure};
-use crate::settings::{Size, Staging};
+use crate::settings::{LocalDir, Size};
 use crate::unchecked::UncheckedStore;
 use crate::url::{MetaUrl, StoreUrl};
 
@@ -49,12 +51,14 @@ pub(crate) struct OpenSettings {
     pub(crate) read_only: bool,
     /// Memory for dirty data and caches.
     pub(crate) memory: Size,
-    /// Disk cache: where, and how large.
-    pub(crate) cache: Option<(PathBuf, Size)>,
+    /// Where contents are cached; `None`: beside the metadata, if that is a place and the store is not as near.
+    pub(crate) cache: Option<LocalDir>,
+    /// Most bytes that are cached there; 0: none.
+    pub(crate) cache_max: Size,
     /// How long a request to the store is tried; zero: for ever.
     pub(crate) io_timeout: Duration,
     /// Where to stage; `None`: where the volume says, else where the metadata is, if that is a place.
-    pub(crate) staging: Option<Staging>,
+    pub(crate) staging: Option<LocalDir>,
     /// Most bytes that are staged; 0: none, but what is staged is found.
     pub(crate) staging_max: Size,
     /// Most bytes of a pack; `None`: as many as one request sends.
@@ -75,6 +79,7 @@ impl Default for OpenSettings {
             read_only: false,
             memory: MEMORY_DEFAULT,
             cache: None,
+            cache_max: Size(0),
             io_timeout: IO_TIMEOUT_DEFAULT,
             staging: None,
             staging_max: Size(0),
@@ -90,14 +95,36 @@ impl OpenSettings {
         OpenSettings { read_only: true, on_lost: OnLost::Accept, ..OpenSettings::default() }
     }
 
+    fn cache_options(&self, url: &MetaUrl, record: &meta::Volume) -> Option<DiskCacheOptions> {
+        let usual = |dir: PathBuf| DiskCacheOptions {
+            dir,
+            bytes_max: self.cache_max.0,
+            admission: Admission::Scattered,
+            unusable: Unusable::GoOn,
+        };
+        match &self.cache {
+            Some(LocalDir::Off) => None,
+            // Somebody has a disk for it.
+            Some(LocalDir::Dir(dir)) => Some(DiskCacheOptions {
+                admission: Admission::All,
+                unusable: Unusable::Fail,
+                ..usual(dir.clone())
+            }),
+            None => match record.store_url.parse() {
+                Ok(StoreUrl::S3(_)) => url.cache_dir().map(usual),
+                _ => None,
+            },
+        }
+    }
+
     /// `recorded`: where mounts of the volume stage, if not beside its metadata.
     fn staging_options(&self, url: &MetaUrl, recorded: Option<&Path>) -> Option<StagingOptions> {
         let wanted = if self.read_only { 0 } else { self.staging_max.0 };
-        if let Some(Staging::Dir(dir)) = &self.staging {
+        if let Some(LocalDir::Dir(dir)) = &self.staging {
             return Some(StagingOptions::new(dir.clone(), wanted));
         }
         let dir = recorded.map(Path::to_owned).or_else(|| url.staging_dir())?;
-        let wanted = if self.staging == Some(Staging::Off) { 0 } else { wanted };
+        let wanted = if self.staging == Some(LocalDir::Off) { 0 } else { wanted };
         // Nobody asks for this directory now: a volume is usable where only its file can be written.
         if wanted > 0
             && let Err(error) = std::fs::create_dir_all(&dir)
@@ -166,10 +193,7 @@ impl Volume {
             readahead_memory_bytes: 2 * part,
             fetch_memory_bytes: part,
             around_memory_bytes: 2 * part,
-            disk_cache: settings
-                .cache
-                .clone()
-                .map(|(dir, Size(bytes_max))| DiskCacheOptions { dir, bytes_max }),
+            disk_cache: settings.cache_options(url, &record),
             io_timeout: Some(settings.io_timeout).filter(|timeout| !timeout.is_zero()),
             staging: staging.clone(),
             ..usual

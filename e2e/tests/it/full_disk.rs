@@ -225,3 +225,30 @@ fn fill_below_the_metadata(disk: &Disk) {
     mount.unmount();
     volume.assert_clean();
 }
+
+#[test]
+fn the_disk_cache_leaves_a_tenth_of_its_disk_free() {
+    const SIZE: u64 = 48 << 20;
+    let Some(disk) = Disk::of("48m") else { return };
+    let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
+    let contents = noise(1, 80 << 20);
+    let dir = disk.path().join("cache");
+    // Of segments that are small beside the disk.
+    let args = ["--cache-dir", dir.to_str().unwrap(), "--cache-size", "64MiB"];
+    let mount = volume.mount();
+    fs::write(mount.path().join("f"), &contents).unwrap();
+    mount.unmount();
+    let used = || -> u64 {
+        let files = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
+        files.sum()
+    };
+    for others in [0, 3 << 20] {
+        if others > 0 {
+            fs::write(disk.path().join("others"), vec![1; others as usize]).unwrap();
+        }
+        let mount = volume.mount_with(&MountOptions::args(&args));
+        assert!(fs::read(mount.path().join("f")).unwrap() == contents);
+        mount.unmount();
+        assert!(used() > (4 << 20) && used() + others < SIZE / 10 * 9, "{} beside {others}", used());
+    }
+}

@@ -8,6 +8,7 @@
 
 mod bad_input;
 mod basics;
+mod cache;
 mod crash;
 mod differential;
 mod full_disk;

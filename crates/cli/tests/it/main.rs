@@ -336,7 +336,11 @@ fn wrong_usage_is_explained() {
         (vec!["mount", "-o", "memory=lots", "redb:///a/b", "/mnt"], vec!["lots"]),
         (vec!["mount", "--memory", "1M", "redb:///a/b", "/mnt"], vec!["32 MiB"]),
         (vec!["mount", "--pack-size", "128M", "redb:///a/b", "/mnt"], vec!["16 MiB to 64 MiB"]),
-        (vec!["mount", "--cache-size", "1G", "redb:///a/b", "/mnt"], vec!["--cache-dir"]),
+        (
+            vec!["mount", "--cache-dir", "off", "--cache-size", "1G", "redb:///a/b", "/mnt"],
+            vec!["--cache-dir"],
+        ),
+        (vec!["mount", "-o", "cache-dir=", "redb:///a/b", "/mnt"], vec!["off"]),
     ] {
         let args: Vec<&str> = args.into_iter().collect();
         assert_refused(&place.rfs(&args), 2, &words);

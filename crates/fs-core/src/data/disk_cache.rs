@@ -3,9 +3,10 @@
 //! Owns a directory (locked, one process at a time), an index in memory, and one named thread that writes. Offering is
 //! never waited for: when the thread cannot keep up, blocks are not cached. Everything read is checked, and what does
 //! not fit is forgotten; so a torn write, a changed file or an old directory of another volume cost a fetch, no more.
-//! A disk that is full or fails ends the writing with one warning.
+//! A disk that fails ends the writing with one warning.
 //!
-//! The files together never exceed the limit. Dropping a segment first moves out what was read from it since, at most
+//! The files together never exceed the limit, and the last tenth of the disk is left to others: they get back what they
+//! need of it, the oldest segments first. Dropping a segment first moves out what was read from it since, at most
 //! a quarter of a segment. Blocks are stored as in their pack:
 //!
 //! ```text
@@ -14,18 +15,24 @@
 //! the block
 //! ```
 //!
-//! Lock order: the index is a leaf, held for a lookup and never while reading or writing a file (except at its creation
-//! and removal).
+//! What the kernel has in memory is read on the caller's thread. Where it has not, the disk is read in *windows*: a disk
+//! brings a MiB in about the time of sixteen single blocks, and what was written together is often read together. As
+//! that is not always so, windows are paid for with hits: whatever is read, they at most double what the disk does.
+//!
+//! Lock order: the index and what is queued are leaves; the index is held for a lookup and never while reading or writing
+//! a file (except at its creation and removal).
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
+use std::mem;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use bytes::Bytes;
 use hashbrown::HashMap;
@@ -33,8 +40,8 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::DiskCacheOptions;
 use super::cache::BlockKey;
+use super::{Admission, DiskCacheOptions};
 use crate::types::{Error, ErrorKind, PackId, Result};
 
 const MAGIC: &[u8; 8] = b"RFSCACH1";
@@ -42,32 +49,70 @@ const HEADER_LEN: usize = 32;
 const HEADER_BYTES: u64 = HEADER_LEN as u64;
 const ENTRY_HEADER_BYTES: usize = 32;
 const SEGMENT_BYTES_MAX: u64 = 32 << 20;
-/// Offers waiting for the thread; more are shed.
-const QUEUE_MAX: usize = 256;
+const LOCK_NAME: &str = "LOCK";
+/// Blocks of a cache that nobody asked for: an entry of the index takes some 70 bytes of memory.
+const SCATTERED_BLOCKS_MAX: usize = 512 << 10;
+/// Messages to the thread; one is enough to say that there are blocks.
+const MESSAGES_MAX: usize = 2;
 /// Bytes waiting for the thread; more are shed.
 const QUEUE_BYTES_MAX: u64 = 16 << 20;
+/// Blocks come one by one, the thread takes them together.
+const GATHER: Duration = Duration::from_millis(if cfg!(test) { 0 } else { 10 });
+/// One part in so many of the disk is left to others.
+const RESERVED_PART: u64 = 10;
+/// How often others are looked after while nothing is written.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// Bytes written between two looks at how full the disk is.
+const LOOK_BYTES: u64 = 1 << 20;
+/// What is read together where the kernel has nothing in memory.
+const WINDOW_BYTES: u64 = 1 << 20;
+/// A window takes a disk as long as so many single blocks: so many hits pay for one.
+const WINDOW_HITS: u32 = 16;
+/// Windows that may be read before they have been paid for, which is what they are worth at the beginning.
+const WINDOWS_UNPAID: u32 = 64;
 
 /// Stored blocks on a local disk.
 #[derive(Debug)]
 pub(super) struct DiskCache {
+    dir: PathBuf,
     shared: Arc<Shared>,
-    offers: Mutex<Option<SyncSender<Message>>>,
+    messages: Mutex<Option<SyncSender<Message>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
 struct Shared {
     index: Mutex<Index>,
-    queued_bytes: AtomicU64,
+    queued: Mutex<Queued>,
+    /// Hits that pay for windows.
+    credit: AtomicU32,
     /// Files' bytes, for the statistics.
     bytes: AtomicU64,
     writing: AtomicBool,
+    closing: AtomicBool,
+}
+
+/// Blocks that wait for the thread.
+#[derive(Debug, Default)]
+struct Queued {
+    blocks: Vec<(BlockKey, Bytes)>,
+    /// Of these and of those that the thread is writing.
+    bytes: u64,
 }
 
 enum Message {
-    Offer(Vec<(BlockKey, Bytes)>),
+    Queued,
     #[cfg(test)]
     Sync(SyncSender<()>),
+}
+
+/// What can be said of a block without waiting.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Now {
+    Here(Bytes),
+    Absent,
+    /// The disk has to be asked.
+    OnDisk,
 }
 
 #[derive(Debug, Default)]
@@ -85,6 +130,12 @@ struct Place {
     used: bool,
 }
 
+impl Place {
+    fn bytes(&self) -> usize {
+        ENTRY_HEADER_BYTES + self.len as usize
+    }
+}
+
 #[derive(Debug)]
 struct Segment {
     file: Arc<File>,
@@ -98,6 +149,14 @@ impl DiskCache {
     /// # Errors
     /// `Busy` when another process uses it, `Io` when it cannot be made or used.
     pub(super) fn open(options: &DiskCacheOptions, volume: Uuid) -> Result<DiskCache> {
+        DiskCache::open_on(options, volume, disk_of)
+    }
+
+    fn open_on(
+        options: &DiskCacheOptions,
+        volume: Uuid,
+        disk: fn(&Path) -> io::Result<Disk>,
+    ) -> Result<DiskCache> {
         let fail = |what: &str, error: io::Error| {
             Error::new(ErrorKind::Io, format!("{what} the cache directory {}", options.dir.display()))
                 .with_source(error)
@@ -110,7 +169,7 @@ impl DiskCache {
         let lock = open_options()
             .create(true)
             .truncate(false)
-            .open(options.dir.join("LOCK"))
+            .open(options.dir.join(LOCK_NAME))
             .map_err(|error| fail("open", error))?;
         match lock.try_lock() {
             Ok(()) => {}
@@ -123,27 +182,58 @@ impl DiskCache {
         }
         let shared = Arc::new(Shared {
             index: Mutex::default(),
-            queued_bytes: AtomicU64::new(0),
+            queued: Mutex::default(),
+            credit: AtomicU32::new(WINDOWS_UNPAID * WINDOW_HITS),
             bytes: AtomicU64::new(0),
             writing: AtomicBool::new(true),
+            closing: AtomicBool::new(false),
         });
         let mut writer = Writer {
             shared: Arc::clone(&shared),
             dir: options.dir.clone(),
             volume,
             bytes_max: options.bytes_max,
+            blocks_max: match options.admission {
+                Admission::All => usize::MAX,
+                Admission::Scattered => SCATTERED_BLOCKS_MAX,
+            },
             segment_bytes: (options.bytes_max / 8).min(SEGMENT_BYTES_MAX),
             current: None,
             next_segment: 1,
             total_bytes: 0,
+            unlooked_bytes: u64::MAX,
+            disk,
             _lock: lock,
         };
-        let (offers, messages) = sync_channel(QUEUE_MAX);
+        let (sender, messages) = sync_channel(MESSAGES_MAX);
         let thread = std::thread::Builder::new()
             .name("rfs-disk-cache".to_owned())
             .spawn(move || writer.run(&messages))
             .map_err(|error| fail("start the thread of", error))?;
-        Ok(DiskCache { shared, offers: Mutex::new(Some(offers)), thread: Mutex::new(Some(thread)) })
+        Ok(DiskCache {
+            dir: options.dir.clone(),
+            shared,
+            messages: Mutex::new(Some(sender)),
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The stored bytes of a block, undamaged, if the kernel has them in memory.
+    pub(super) fn get_now(&self, key: BlockKey) -> Now {
+        let Some((file, place)) = self.find(key) else { return Now::Absent };
+        let mut bytes = vec![0; place.bytes()];
+        if !read_in_memory(&file, &mut bytes, place.offset) {
+            return Now::OnDisk;
+        }
+        self.shared.earn();
+        match self.checked(key, bytes) {
+            Some(stored) => Now::Here(stored),
+            None => Now::Absent,
+        }
     }
 
     /// The stored bytes of each block that is here and undamaged. Reads files: not for an async thread.
@@ -159,18 +249,24 @@ impl DiskCache {
 
     /// Offers stored blocks; sheds them when the writing thread is behind. They keep what they are slices of in
     /// memory until they are written.
-    pub(super) fn offer(&self, blocks: Vec<(BlockKey, Bytes)>) {
-        let bytes: u64 = blocks.iter().map(|(_, stored)| stored.len() as u64).sum();
-        if bytes == 0 || !self.shared.writing.load(Ordering::Relaxed) {
+    pub(super) fn offer(&self, blocks: impl IntoIterator<Item = (BlockKey, Bytes)>) {
+        if !self.shared.writing.load(Ordering::Relaxed) {
             return;
         }
-        if self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > QUEUE_BYTES_MAX {
-            self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            return;
+        let mut queued = self.shared.queued.lock();
+        let was_empty = queued.blocks.is_empty();
+        for (key, stored) in blocks {
+            let bytes = queued.bytes + stored.len() as u64;
+            if bytes <= QUEUE_BYTES_MAX {
+                queued.bytes = bytes;
+                queued.blocks.push((key, stored));
+            }
         }
-        let sent = self.offers.lock().as_ref().is_some_and(|to| to.try_send(Message::Offer(blocks)).is_ok());
-        if !sent {
-            self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        let wake = was_empty && !queued.blocks.is_empty();
+        drop(queued);
+        if wake && let Some(messages) = &*self.messages.lock() {
+            // Full: it is going to look anyway.
+            let _ = messages.try_send(Message::Queued);
         }
     }
 
@@ -186,7 +282,8 @@ impl DiskCache {
 
     /// Writes what was offered and ends the thread. Waits for it: not for an async thread.
     pub(super) fn close(&self) {
-        self.offers.lock().take();
+        self.shared.closing.store(true, Ordering::Relaxed);
+        self.messages.lock().take();
         let thread = self.thread.lock().take();
         if let Some(thread) = thread
             && thread.join().is_err()
@@ -196,14 +293,27 @@ impl DiskCache {
     }
 
     fn get_one(&self, key: BlockKey) -> Option<Bytes> {
-        let (file, place) = {
-            let mut index = self.shared.index.lock();
-            let place = index.places.get_mut(&key)?;
-            place.used = true;
-            let place = *place;
-            (Arc::clone(&index.segments.get(&place.segment)?.file), place)
-        };
-        let stored = read_entry(&file, key, place);
+        let (file, place) = self.find(key)?;
+        if self.shared.pay_for_window() {
+            read_ahead(&file, place.offset - place.offset % WINDOW_BYTES);
+        }
+        let mut bytes = vec![0; place.bytes()];
+        // A file that is too short fails the check.
+        let _ = file.read_exact_at(&mut bytes, place.offset);
+        self.checked(key, bytes)
+    }
+
+    fn find(&self, key: BlockKey) -> Option<(Arc<File>, Place)> {
+        let mut index = self.shared.index.lock();
+        let place = index.places.get_mut(&key)?;
+        place.used = true;
+        let place = *place;
+        Some((Arc::clone(&index.segments.get(&place.segment)?.file), place))
+    }
+
+    /// The block out of its entry, if it is that block's and undamaged.
+    fn checked(&self, key: BlockKey, entry: Vec<u8>) -> Option<Bytes> {
+        let stored = checked_entry(key, entry);
         if stored.is_none() {
             tracing::debug!(pack = %key.0, offset = key.1, "damaged entry in the disk cache");
             self.forget(key);
@@ -214,7 +324,7 @@ impl DiskCache {
     #[cfg(test)]
     fn sync(&self) {
         let (done, wait) = sync_channel(0);
-        let sender = self.offers.lock().clone().expect("open");
+        let sender = self.messages.lock().clone().expect("open");
         sender.send(Message::Sync(done)).expect("the thread lives");
         wait.recv().expect("the thread answers");
     }
@@ -226,12 +336,40 @@ struct Writer {
     dir: PathBuf,
     volume: Uuid,
     bytes_max: u64,
+    blocks_max: usize,
     segment_bytes: u64,
     /// The segment that is being written.
     current: Option<u64>,
     next_segment: u64,
     total_bytes: u64,
+    /// Written since the last look at how full the disk is.
+    unlooked_bytes: u64,
+    /// How full the disk of a directory is.
+    disk: fn(&Path) -> io::Result<Disk>,
     _lock: File,
+}
+
+/// How full a disk is, in bytes as df(1) counts: what it keeps for itself or for root is not among them.
+#[derive(Debug, Clone, Copy)]
+struct Disk {
+    size: u64,
+    free: u64,
+}
+
+impl Shared {
+    /// A block was in the kernel's memory.
+    fn earn(&self) {
+        // What is lost when several threads do it at once does not matter.
+        let credit = self.credit.load(Ordering::Relaxed);
+        if credit < WINDOWS_UNPAID * WINDOW_HITS {
+            self.credit.store(credit + 1, Ordering::Relaxed);
+        }
+    }
+
+    fn pay_for_window(&self) -> bool {
+        let pay = |credit: u32| credit.checked_sub(WINDOW_HITS);
+        self.credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay).is_ok()
+    }
 }
 
 impl Writer {
@@ -239,17 +377,35 @@ impl Writer {
         if let Err(error) = self.rebuild() {
             self.stop(&error);
         }
-        while let Ok(message) = messages.recv() {
-            match message {
-                Message::Offer(blocks) => {
-                    for (key, stored) in blocks {
-                        self.write(key, &stored);
-                        self.shared.queued_bytes.fetch_sub(stored.len() as u64, Ordering::Relaxed);
-                    }
+        loop {
+            match messages.recv_timeout(LOOK_EVERY) {
+                Ok(Message::Queued) => {
+                    gather();
+                    self.write_queued();
                 }
                 #[cfg(test)]
-                Message::Sync(done) => drop(done.send(())),
+                Ok(Message::Sync(done)) => {
+                    self.write_queued();
+                    let _ = done.send(());
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Err(error) = self.leave_reserve() {
+                        self.stop(&error);
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.write_queued();
+                    return;
+                }
             }
+        }
+    }
+
+    fn write_queued(&mut self) {
+        let blocks = mem::take(&mut self.shared.queued.lock().blocks);
+        for (key, stored) in blocks {
+            self.write(key, &stored);
+            self.shared.queued.lock().bytes -= stored.len() as u64;
         }
     }
 
@@ -274,6 +430,10 @@ impl Writer {
     fn append(&mut self, key: BlockKey, stored: &[u8]) -> io::Result<()> {
         let entry_bytes = |stored: &[u8]| (ENTRY_HEADER_BYTES + stored.len()) as u64;
         if HEADER_BYTES + entry_bytes(stored) > self.segment_bytes {
+            return Ok(());
+        }
+        self.unlooked_bytes = self.unlooked_bytes.saturating_add(entry_bytes(stored));
+        if self.unlooked_bytes > LOOK_BYTES && !self.leave_reserve()? {
             return Ok(());
         }
         let survivors = self.make_room(HEADER_BYTES + entry_bytes(stored))?;
@@ -331,12 +491,32 @@ impl Writer {
     /// Drops the oldest segments until `bytes` more fit; returns what was read from them.
     fn make_room(&mut self, bytes: u64) -> io::Result<Vec<(BlockKey, Bytes)>> {
         let mut survivors = Vec::new();
-        while self.total_bytes + bytes > self.bytes_max {
-            let oldest = self.shared.index.lock().segments.first_key_value().map(|(number, _)| *number);
+        loop {
+            let oldest = {
+                let index = self.shared.index.lock();
+                if self.total_bytes + bytes <= self.bytes_max && index.places.len() < self.blocks_max {
+                    break;
+                }
+                index.segments.first_key_value().map(|(number, _)| *number)
+            };
             let Some(oldest) = oldest else { break };
             survivors = self.drop_segment(oldest)?;
         }
         Ok(survivors)
+    }
+
+    /// Gives back what others need of the disk, the oldest segments first. Whether there is more than they need.
+    fn leave_reserve(&mut self) -> io::Result<bool> {
+        loop {
+            let disk = (self.disk)(&self.dir)?;
+            if disk.free > disk.size / RESERVED_PART + LOOK_BYTES {
+                self.unlooked_bytes = 0;
+                return Ok(true);
+            }
+            let oldest = self.shared.index.lock().segments.first_key_value().map(|(number, _)| *number);
+            let Some(oldest) = oldest else { return Ok(false) };
+            self.drop_segment(oldest)?;
+        }
     }
 
     /// Drops a segment; returns what was read from it, up to a quarter of a segment.
@@ -381,6 +561,11 @@ impl Writer {
         }
         numbers.sort_unstable();
         for number in numbers {
+            if self.shared.closing.load(Ordering::Relaxed) {
+                // What has not been read does not count for the limit.
+                self.shared.writing.store(false, Ordering::Relaxed);
+                return Ok(());
+            }
             self.next_segment = self.next_segment.max(number.saturating_add(1));
             if let Err(error) = self.rebuild_segment(number) {
                 tracing::debug!(number, %error, "dropped a segment of the disk cache");
@@ -414,6 +599,14 @@ impl Writer {
         index.places.extend(found);
         Ok(())
     }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "there is no event: more blocks may come, and need not be waited for"
+)]
+fn gather() {
+    std::thread::sleep(GATHER);
 }
 
 fn open_options() -> OpenOptions {
@@ -468,13 +661,66 @@ fn scan_entry(file: &File, offset: u64, file_len: u64) -> Option<(BlockKey, u32)
     (end <= file_len).then_some(((PackId(u64::from_le_bytes(*pack)), u32::from_le_bytes(*pack_offset)), len))
 }
 
-/// The block, if the entry is that block's and undamaged.
-fn read_entry(file: &File, key: BlockKey, place: Place) -> Option<Bytes> {
-    let mut bytes = vec![0; ENTRY_HEADER_BYTES + place.len as usize];
-    file.read_exact_at(&mut bytes, place.offset).ok()?;
-    let bytes = Bytes::from(bytes);
-    let stored = bytes.slice(ENTRY_HEADER_BYTES..);
-    (bytes[..ENTRY_HEADER_BYTES] == entry_header(key, &stored)).then_some(stored)
+/// The block out of an entry, if it is that block's and undamaged.
+fn checked_entry(key: BlockKey, entry: Vec<u8>) -> Option<Bytes> {
+    let entry = Bytes::from(entry);
+    let stored = entry.slice(ENTRY_HEADER_BYTES..);
+    (entry[..ENTRY_HEADER_BYTES] == entry_header(key, &stored)).then_some(stored)
+}
+
+/// Fills `bytes` from the file if the kernel has all of them in memory.
+#[cfg(target_os = "linux")]
+fn read_in_memory(file: &File, bytes: &mut [u8], offset: u64) -> bool {
+    use rustix::io::{IoSliceMut, ReadWriteFlags, preadv2};
+    let len = bytes.len();
+    // An error is also the answer of a filesystem that cannot tell.
+    let read = preadv2(file, &mut [IoSliceMut::new(bytes)], offset, ReadWriteFlags::NOWAIT);
+    read.is_ok_and(|read| read == len)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn read_in_memory(_: &File, _: &mut [u8], _: u64) -> bool {
+    false
+}
+
+/// Tells the kernel to read a window.
+#[cfg(target_os = "linux")]
+fn read_ahead(file: &File, offset: u64) {
+    let advice = rustix::fs::Advice::WillNeed;
+    // Only advice: the block is read in any case.
+    let _ = rustix::fs::fadvise(file, offset, std::num::NonZeroU64::new(WINDOW_BYTES), advice);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn read_ahead(_: &File, _: u64) {}
+
+fn disk_of(dir: &Path) -> io::Result<Disk> {
+    let disk = rustix::fs::statvfs(dir)?;
+    let bytes = |blocks: u64| blocks.saturating_mul(disk.f_frsize);
+    let used = disk.f_blocks.saturating_sub(disk.f_bfree);
+    Ok(Disk { size: bytes(used.saturating_add(disk.f_bavail)), free: bytes(disk.f_bavail) })
+}
+
+/// Deletes a cache that no process uses, and its directory unless there is something else in it.
+///
+/// # Errors
+/// Those of the operating system; that there is none is no error.
+pub fn remove_disk_cache(dir: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == LOCK_NAME || segment_number(&name).is_some() {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    match fs::remove_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
+        removed => removed,
+    }
 }
 
 fn read_survivors(file: &File, used: &[(BlockKey, Place)], bytes_max: u64) -> Vec<(BlockKey, Bytes)> {
@@ -487,7 +733,10 @@ fn read_survivors(file: &File, used: &[(BlockKey, Place)], bytes_max: u64) -> Ve
             break;
         }
         left -= bytes;
-        survivors.extend(read_entry(file, *key, *place).map(|stored| (*key, stored)));
+        let mut entry = vec![0; place.bytes()];
+        if file.read_exact_at(&mut entry, place.offset).is_ok() {
+            survivors.extend(checked_entry(*key, entry).map(|stored| (*key, stored)));
+        }
     }
     survivors.reverse();
     survivors

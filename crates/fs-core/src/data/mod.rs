@@ -41,6 +41,7 @@ use uuid::Uuid;
 
 pub use block::is_zero;
 pub use budget::{Budget, BudgetGuard, Loan, Pressure};
+pub use disk_cache::remove_disk_cache;
 pub use layout::{Extent, Overlay, Source, overlay, subslice};
 pub use pieces::Pieces;
 
@@ -158,6 +159,29 @@ pub struct DiskCacheOptions {
     pub dir: PathBuf,
     /// Limit of its files, in bytes.
     pub bytes_max: u64,
+    /// What it keeps.
+    pub admission: Admission,
+    /// What to do when the directory cannot be used.
+    pub unusable: Unusable,
+}
+
+/// What a disk cache keeps of what is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admission {
+    /// Everything.
+    All,
+    /// What came in small pieces and would take as many requests again. Large files that are read in order, and most of
+    /// what lies together in packs, come in few requests: writing them to the disk would cost more than it saves.
+    Scattered,
+}
+
+/// What to do about a disk cache that cannot be opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unusable {
+    /// Fail.
+    Fail,
+    /// Go on without it, with a warning.
+    GoOn,
 }
 
 /// Settings of the staging directory.
@@ -461,17 +485,10 @@ impl Data {
             return Err(Error::new(ErrorKind::Invalid, "block, part and pack sizes contradict each other"));
         }
         let options = Arc::new(options);
-        let disk =
-            match options.disk_cache.clone().filter(|disk| disk.bytes_max > 0) {
-                None => None,
-                Some(disk) => {
-                    let volume = options.volume;
-                    let opened = tokio::task::spawn_blocking(move || DiskCache::open(&disk, volume)).await;
-                    Some(opened.map_err(|error| {
-                        Error::new(ErrorKind::Io, "open the disk cache").with_source(error)
-                    })??)
-                }
-            };
+        let disk = match options.disk_cache.clone().filter(|disk| disk.bytes_max > 0) {
+            None => None,
+            Some(disk) => open_disk_cache(disk, options.volume).await?,
+        };
         let staging = match &options.staging {
             Some(staging) => Staging::open(staging, options.volume)?.map(Arc::new),
             None => None,
@@ -644,6 +661,11 @@ impl Data {
             }
         }
         Ok(resumed)
+    }
+
+    /// The directory of the disk cache, if there is one.
+    pub fn disk_cache_dir(&self) -> Option<&Path> {
+        self.reader.disk.as_ref().map(|disk| disk.dir())
     }
 
     /// How much of a pack that is named as staged can be read: header and blocks up to there. A pack that the store has
@@ -822,6 +844,20 @@ impl Data {
             staged_bytes: journals.iter().map(|journal| journal.file_bytes).sum(),
             staged_age: journals.iter().map(|journal| journal.since.elapsed()).max(),
         }
+    }
+}
+
+async fn open_disk_cache(options: DiskCacheOptions, volume: Uuid) -> Result<Option<DiskCache>> {
+    let unusable = options.unusable;
+    let opened = tokio::task::spawn_blocking(move || DiskCache::open(&options, volume)).await;
+    let opened =
+        opened.map_err(|error| Error::new(ErrorKind::Io, "open the disk cache").with_source(error))?;
+    match (opened, unusable) {
+        (Err(error), Unusable::GoOn) => {
+            tracing::warn!(%error, "going on without a disk cache");
+            Ok(None)
+        }
+        (opened, _) => opened.map(Some),
     }
 }
 

@@ -24,14 +24,14 @@ use super::ahead::{Ahead, Room};
 use super::around::{Around, Claim};
 use super::block::{self, Damage};
 use super::cache::{BlockKey, MemoryCache};
-use super::disk_cache::DiskCache;
+use super::disk_cache::{DiskCache, Now};
 use super::layout::block_plain_len;
 use super::objects::Objects;
 use super::pieces::{Part, Pieces};
 use super::retry::Failure;
 use super::staging::Staging;
 use super::unstored::Packs;
-use super::{Budget, Counters, DataOptions, ReadHint, ReadRange};
+use super::{Admission, Budget, Counters, DataOptions, ReadHint, ReadRange};
 use crate::tasks::Tasks;
 use crate::types::{Block, CHUNK_BYTES, Error, ErrorKind, PackId, PackedRun, Result};
 
@@ -43,6 +43,12 @@ const PREFETCH_BLOCKS: usize = 128;
 const VERIFIES_MAX: usize = 4;
 /// Longer runs are parts of large files, whose readers know what comes next.
 const SMALL_RUN_MAX: u32 = 256 << 10;
+/// A request that brings at most so much is one for few bytes: a disk cache that is sparing keeps what came in it.
+const SCATTERED_BYTES_MAX: u64 = 256 << 10;
+/// And of what came with neighbours, which share a request, blocks that others would need many requests for.
+const SCATTERED_BLOCK_MAX: u64 = 16 << 10;
+/// Reads of at most so many bytes are answered on the caller's thread where the kernel has the disk cache's file in memory.
+const SHORT_BYTES_MAX: u64 = 128 << 10;
 /// Decoding so many bytes is about a millisecond: others get their turn.
 const YIELD_BYTES: u64 = 2 << 20;
 /// Blocks that are decompressed into one buffer, where they are not for a cache.
@@ -146,6 +152,8 @@ impl Reader {
     ) -> Result<Vec<Pieces>> {
         let mut here: HashMap<BlockKey, Part> = HashMap::new();
         let mut missing: BTreeMap<BlockKey, Wanted> = BTreeMap::new();
+        // A read that takes long would hold up others that come to the same thread.
+        let is_short = ranges.iter().map(|range| u64::from(range.len)).sum::<u64>() <= SHORT_BYTES_MAX;
         for range in ranges {
             for_blocks(&range.run, range.bytes(), |wanted, part| {
                 if here.contains_key(&wanted.key) || missing.contains_key(&wanted.key) {
@@ -155,6 +163,8 @@ impl Reader {
                 if let Some(plain) = plain.or_else(|| self.ahead.get(wanted.key, wanted.plain_len, part.end))
                 {
                     self.counters.add(|counters| &counters.memory_hits, 1);
+                    here.insert(wanted.key, plain);
+                } else if is_short && let Some(plain) = self.ask_disk_now(&wanted, &part, hint) {
                     here.insert(wanted.key, plain);
                 } else {
                     missing.insert(wanted.key, wanted);
@@ -350,8 +360,8 @@ impl Reader {
         let mut fetched = HashMap::with_capacity(group.len());
         let missing = self.ask_staging(group, &purpose, &mut fetched).await;
         let missing = self.ask_disk(missing, &purpose, &mut fetched).await;
-        let missing = self.ask_around(missing, &purpose, &mut fetched).await;
         self.counters.add(|counters| &counters.misses, missing.len() as u64);
+        let missing = self.ask_around(missing, &purpose, &mut fetched).await;
         let gets = self.groups(&missing).map(|part| self.fetch_store(part.to_vec(), &purpose));
         for part in future::join_all(gets).await {
             fetched.extend(part);
@@ -396,6 +406,21 @@ impl Reader {
             fetched.insert(offset, plain);
         }
         missing
+    }
+
+    /// A block that the disk cache has, if that needs no waiting.
+    fn ask_disk_now(&self, wanted: &Wanted, part: &Range<u32>, hint: ReadHint) -> Option<Part> {
+        let disk = self.disk.as_ref()?;
+        let Now::Here(stored) = disk.get_now(wanted.key) else { return None };
+        let Ok(plain) = block::decode(&stored, &wanted.block, wanted.plain_len) else {
+            disk.forget(wanted.key);
+            return None;
+        };
+        self.counters.add(|counters| &counters.disk_hits, 1);
+        // Who reads all of it has it in a cache of the kernel's now, and so has the file.
+        let is_whole = part.start == 0 && part.end == wanted.plain_len;
+        let plain = Part::all(plain);
+        Some(if is_whole { plain } else { self.keep(wanted, plain, &Purpose::Read(hint)) })
     }
 
     /// Adds what the disk cache has; returns what it does not have.
@@ -446,12 +471,15 @@ impl Reader {
         }
         let mut missing = Vec::new();
         let mut for_disk = Vec::new();
+        let keeps_all = self.disk_keeps_all();
         for wanted in group {
             let stored = self.around.get(wanted.key.0, wanted.stored()).await;
             let plain = stored.as_ref().map(|stored| block::decode(stored, &wanted.block, wanted.plain_len));
             if let (Some(stored), Some(Ok(plain))) = (stored, plain) {
                 fetched.insert(wanted.key.1, Ok(self.keep(&wanted, Part::all(plain), purpose)));
-                for_disk.push((wanted.key, stored));
+                if keeps_all || stored.len() as u64 <= SCATTERED_BLOCK_MAX {
+                    for_disk.push((wanted.key, stored));
+                }
             } else {
                 missing.push(wanted);
             }
@@ -560,8 +588,16 @@ impl Reader {
         if !damaged.is_empty() {
             failed();
         }
-        self.offer_disk(for_disk, purpose);
+        let scattered =
+            matches!(purpose, Purpose::Read(ReadHint::Normal)) && body.len() as u64 <= SCATTERED_BYTES_MAX;
+        if scattered || self.disk_keeps_all() {
+            self.offer_disk(for_disk, purpose);
+        }
         damaged
+    }
+
+    fn disk_keeps_all(&self) -> bool {
+        self.options.disk_cache.as_ref().is_some_and(|disk| disk.admission == Admission::All)
     }
 
     fn offer_disk(&self, stored: Vec<(BlockKey, Bytes)>, purpose: &Purpose) {

@@ -600,6 +600,10 @@ async fn hints_and_options_decide_what_is_cached() {
     assert_eq!(data.stats().memory_hits, 4);
 }
 
+fn disk_cache(dir: &std::path::Path, admission: Admission) -> DiskCacheOptions {
+    DiskCacheOptions { dir: dir.to_owned(), bytes_max: 1 << 28, admission, unusable: Unusable::Fail }
+}
+
 #[tokio::test]
 async fn the_disk_cache_serves_a_restart_and_its_damage_is_repaired_from_the_store() {
     let dir = tempfile::tempdir().unwrap();
@@ -608,7 +612,7 @@ async fn the_disk_cache_serves_a_restart_and_its_damage_is_repaired_from_the_sto
     let (run, _) = append_one(&data, Lane::Small, &contents).await;
     data.close().await.unwrap();
     let mut options = options();
-    options.disk_cache = Some(DiskCacheOptions { dir: dir.path().to_owned(), bytes_max: 1 << 28 });
+    options.disk_cache = Some(disk_cache(dir.path(), Admission::All));
     let gets = || TestStore::count(&store.gets);
     for (round, expected) in [(0, 1), (1, 1), (2, 2), (3, 2)] {
         let fresh = reopen(&store, options.clone()).await;
@@ -627,6 +631,67 @@ async fn the_disk_cache_serves_a_restart_and_its_damage_is_repaired_from_the_sto
             bytes[700_000] ^= 1;
             std::fs::write(&segment, bytes).unwrap();
         }
+    }
+}
+
+/// Whether somebody fetches ahead of a reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FetchedAhead {
+    No,
+    Yes,
+}
+
+/// Bytes in a disk cache after a run of `len` bytes was read in pieces.
+async fn cached_after(
+    admission: Admission,
+    len: usize,
+    pieces: usize,
+    hint: ReadHint,
+    ahead: FetchedAhead,
+) -> u64 {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, data) = open(options()).await;
+    let (run, _) = append_one(&data, Lane::Small, &noise(1, len)).await;
+    data.close().await.unwrap();
+    let mut options = options();
+    options.disk_cache = Some(disk_cache(dir.path(), admission));
+    let fresh = reopen(&store, options).await;
+    if ahead == FetchedAhead::Yes {
+        let whole = ReadRange { run: Arc::clone(&run), offset_in_run: 0, len: run.plain_len };
+        assert!(fresh.prefetch(&[whole]));
+    }
+    let piece = u32::try_from(len / pieces).unwrap();
+    for at in (0..run.plain_len).step_by(piece as usize) {
+        fresh.read(&run, at, piece, hint).await.unwrap();
+    }
+    fresh.close().await.unwrap();
+    fresh.stats().disk_cache_bytes
+}
+
+#[tokio::test]
+async fn a_sparing_disk_cache_keeps_what_came_in_small_pieces() {
+    const LEN: usize = 2 << 20;
+    let whole = LEN as u64;
+    let cached = |admission, pieces, hint, ahead| cached_after(admission, LEN, pieces, hint, ahead);
+    for (pieces, ahead) in [(1, FetchedAhead::No), (1, FetchedAhead::Yes), (16, FetchedAhead::Yes)] {
+        assert!(cached(Admission::All, pieces, ReadHint::Normal, ahead).await >= whole);
+        assert_eq!(cached(Admission::Scattered, pieces, ReadHint::Normal, ahead).await, 0);
+    }
+    assert!(cached(Admission::Scattered, 16, ReadHint::Normal, FetchedAhead::No).await >= whole);
+    assert_eq!(cached(Admission::All, 16, ReadHint::Once, FetchedAhead::No).await, 0);
+}
+
+#[tokio::test]
+async fn a_disk_cache_that_cannot_be_opened_is_done_without_if_told_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "not a directory").unwrap();
+    let store = Arc::new(TestStore::default());
+    let mut options = options();
+    for (unusable, opens) in [(Unusable::GoOn, true), (Unusable::Fail, false)] {
+        options.disk_cache = Some(DiskCacheOptions { unusable, ..disk_cache(&file, Admission::All) });
+        let opened = Data::open(options.clone(), Arc::clone(&store) as Arc<dyn ObjectStore>).await;
+        assert_eq!(opened.is_ok_and(|data| data.disk_cache_dir().is_none()), opens);
     }
 }
 

@@ -1,11 +1,17 @@
 //! The disk cache's limit, its survival of restarts and damage, its lock.
 
 use super::*;
+use crate::data::{Admission, Unusable};
 
 const VOLUME: Uuid = Uuid::from_u128(77);
 
 fn options(dir: &Path, bytes_max: u64) -> DiskCacheOptions {
-    DiskCacheOptions { dir: dir.to_owned(), bytes_max }
+    DiskCacheOptions { dir: dir.to_owned(), bytes_max, admission: Admission::All, unusable: Unusable::Fail }
+}
+
+/// A cache on a disk with enough room, whatever the real one has.
+fn open(options: &DiskCacheOptions, volume: Uuid) -> Result<DiskCache> {
+    DiskCache::open_on(options, volume, |_| Ok(Disk { size: 1 << 40, free: 1 << 39 }))
 }
 
 fn block(number: u32) -> (BlockKey, Bytes) {
@@ -31,7 +37,7 @@ fn get(cache: &DiskCache, number: u32) -> bool {
 #[test]
 fn the_files_never_exceed_the_limit_and_what_is_read_stays() {
     let dir = tempfile::tempdir().unwrap();
-    let cache = DiskCache::open(&options(dir.path(), 200_000), VOLUME).unwrap();
+    let cache = open(&options(dir.path(), 200_000), VOLUME).unwrap();
     for number in 0..2000 {
         cache.offer(vec![block(number)]);
         cache.sync();
@@ -47,23 +53,23 @@ fn the_files_never_exceed_the_limit_and_what_is_read_stays() {
 #[test]
 fn blocks_survive_a_restart_but_not_another_volume() {
     let dir = tempfile::tempdir().unwrap();
-    let cache = DiskCache::open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
-    cache.offer((0..50).map(block).collect());
+    let cache = open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
+    cache.offer((0..50).map(block));
     cache.close();
     drop(cache);
-    let cache = DiskCache::open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
+    let cache = open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
     cache.sync();
     assert!((0..50).all(|number| get(&cache, number)));
     cache.offer(vec![block(60)]);
     cache.close();
     assert!(get(&cache, 60), "readable even after closing");
     drop(cache);
-    let cache = DiskCache::open(&options(dir.path(), 30_000), VOLUME).unwrap();
+    let cache = open(&options(dir.path(), 30_000), VOLUME).unwrap();
     cache.sync();
     assert!(files_bytes(dir.path()) <= 30_000, "a lowered limit is kept from the start");
     cache.close();
     drop(cache);
-    let cache = DiskCache::open(&options(dir.path(), 1 << 20), Uuid::nil()).unwrap();
+    let cache = open(&options(dir.path(), 1 << 20), Uuid::nil()).unwrap();
     cache.sync();
     assert_eq!(cache.bytes(), 0);
     assert!(!(0..61).any(|number| get(&cache, number)));
@@ -73,8 +79,8 @@ fn blocks_survive_a_restart_but_not_another_volume() {
 #[test]
 fn damage_anywhere_costs_entries_but_never_gives_wrong_bytes() {
     let dir = tempfile::tempdir().unwrap();
-    let cache = DiskCache::open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
-    cache.offer((0..4).map(block).collect());
+    let cache = open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
+    cache.offer((0..4).map(block));
     cache.close();
     drop(cache);
     let path = segment_path(dir.path(), 1);
@@ -88,12 +94,12 @@ fn damage_anywhere_costs_entries_but_never_gives_wrong_bytes() {
                 damaged[at] ^= 0x10;
             }
             fs::write(&path, &damaged).unwrap();
-            let cache = DiskCache::open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
+            let cache = open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
             cache.sync();
             let found = (0..4).filter(|number| get(&cache, *number)).count();
             assert!(found < 4);
             assert_eq!((0..4).filter(|number| get(&cache, *number)).count(), found);
-            cache.offer((0..4).map(block).collect());
+            cache.offer((0..4).map(block));
             cache.close();
             assert_eq!(
                 (0..4).filter(|number| get(&cache, *number)).count(),
@@ -111,7 +117,7 @@ fn damage_anywhere_costs_entries_but_never_gives_wrong_bytes() {
 #[test]
 fn damage_under_a_running_cache_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
-    let cache = DiskCache::open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
+    let cache = open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
     cache.offer(vec![block(3)]);
     cache.sync();
     let file = open_options().open(segment_path(dir.path(), 1)).unwrap();
@@ -126,17 +132,17 @@ fn damage_under_a_running_cache_is_noticed() {
 #[test]
 fn a_directory_has_one_user() {
     let dir = tempfile::tempdir().unwrap();
-    let first = DiskCache::open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
-    let second = DiskCache::open(&options(dir.path(), 1 << 20), VOLUME).unwrap_err();
+    let first = open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
+    let second = open(&options(dir.path(), 1 << 20), VOLUME).unwrap_err();
     assert_eq!(second.kind, ErrorKind::Busy);
     first.close();
-    DiskCache::open(&options(dir.path(), 1 << 20), VOLUME).unwrap().close();
+    open(&options(dir.path(), 1 << 20), VOLUME).unwrap().close();
 }
 
 #[test]
 fn a_disk_that_fails_ends_the_writing_only() {
     let dir = tempfile::tempdir().unwrap();
-    let cache = DiskCache::open(&options(dir.path(), 100_000), VOLUME).unwrap();
+    let cache = open(&options(dir.path(), 100_000), VOLUME).unwrap();
     cache.offer(vec![block(1)]);
     cache.sync();
     // The next segment cannot be made.
@@ -153,7 +159,7 @@ fn a_disk_that_fails_ends_the_writing_only() {
 #[test]
 fn readers_and_the_writer_do_not_disturb_each_other() {
     let dir = tempfile::tempdir().unwrap();
-    let cache = DiskCache::open(&options(dir.path(), 100_000), VOLUME).unwrap();
+    let cache = open(&options(dir.path(), 100_000), VOLUME).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
@@ -169,4 +175,78 @@ fn readers_and_the_writer_do_not_disturb_each_other() {
     });
     cache.close();
     assert!(cache.bytes() <= 100_000 && files_bytes(dir.path()) <= 100_000);
+}
+
+#[test]
+fn what_is_in_memory_is_read_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
+    let (key, stored) = block(7);
+    assert_eq!(cache.get_now(key), Now::Absent);
+    cache.offer([(key, stored.clone())]);
+    cache.sync();
+    // It was written just now. (A filesystem that cannot tell leaves it to the other way.)
+    let now = cache.get_now(key);
+    assert!(now == Now::Here(stored) || now == Now::OnDisk && !cfg!(target_os = "linux"), "{now:?}");
+    let file = open_options().open(segment_path(dir.path(), 1)).unwrap();
+    file.write_all_at(&[0xff], 200).unwrap();
+    assert_eq!(cache.get_now(key), Now::Absent, "damaged");
+    cache.close();
+}
+
+#[test]
+fn windows_are_paid_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
+    let shared = &cache.shared;
+    assert_eq!((0..1000).filter(|_| shared.pay_for_window()).count(), 64);
+    (0..15).for_each(|_| shared.earn());
+    assert!(!shared.pay_for_window());
+    shared.earn();
+    assert!(shared.pay_for_window() && !shared.pay_for_window());
+    (0..100_000).for_each(|_| shared.earn());
+    assert_eq!((0..1000).filter(|_| shared.pay_for_window()).count(), 64, "no more than at the beginning");
+    cache.close();
+}
+
+#[test]
+fn the_last_tenth_of_the_disk_is_left_to_others() {
+    static FREE: AtomicU64 = AtomicU64::new(1 << 29);
+    let disk = |_: &Path| Ok(Disk { size: 1 << 30, free: FREE.load(Ordering::Relaxed) });
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open_on(&options(dir.path(), 100 << 20), VOLUME, disk).unwrap();
+    let offer = |numbers: std::ops::Range<u32>| {
+        cache.offer(numbers.map(|number| (block(number).0, Bytes::from(vec![1; 100_000]))));
+        cache.sync();
+    };
+    offer(0..60);
+    assert!(cache.bytes() > 6_000_000);
+    FREE.store((1 << 30) / 10, Ordering::Relaxed);
+    offer(100..120);
+    assert_eq!(cache.bytes(), 0, "others need the room");
+    assert_eq!(files_bytes(dir.path()), 0);
+    FREE.store(1 << 29, Ordering::Relaxed);
+    offer(200..220);
+    assert!(cache.bytes() > 2_000_000, "and no longer");
+    cache.close();
+    assert!(cache.shared.writing.load(Ordering::Relaxed));
+}
+
+#[test]
+fn a_cache_is_removed_but_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("cache");
+    let fill = || {
+        let cache = open(&options(&place, 1 << 20), VOLUME).unwrap();
+        cache.offer([block(1)]);
+        cache.close();
+    };
+    fill();
+    remove_disk_cache(&place).unwrap();
+    assert!(!place.exists());
+    remove_disk_cache(&place).unwrap();
+    fill();
+    fs::write(place.join("thesis"), "mine").unwrap();
+    remove_disk_cache(&place).unwrap();
+    assert_eq!(fs::read_dir(&place).unwrap().count(), 1);
 }

@@ -223,6 +223,15 @@ pub(super) struct FileHandle {
     pub(super) read_ahead_of: OnceLock<Arc<()>>,
     /// Failures of the file that this handle has told, or that were before it.
     pub(super) failures_told: AtomicU64,
+    pub(super) told_by: ToldBy,
+}
+
+/// What tells of bytes that could not be stored, besides fsync.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ToldBy {
+    Close,
+    /// Close asks nothing (docs/decisions/0014).
+    NextWrite,
 }
 
 /// An open directory.

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 
 use super::Vfs;
-use super::handle::{Found, InodeRef, Reach};
+use super::handle::{Found, InodeRef, Reach, ToldBy};
 use super::inode::Life;
 use super::request::{NewNode, NodeKind, OpenFlags, Opened, RenameArgs, RenameMode};
 use crate::meta::{self, LinkArgs, MakeArgs, Unlinked};
@@ -115,7 +115,7 @@ impl Vfs {
         };
         match inode {
             // Nothing is stored yet that could have failed, and most new files are closed before anything is.
-            Ok(inode) => Ok((attr, Opened { no_flush: true, ..self.open_state(inode, flags) })),
+            Ok(inode) => Ok((attr, self.open_state(inode, flags, ToldBy::NextWrite))),
             Err(error) => {
                 self.forget(attr.ino, 1);
                 Err(error)

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::Vfs;
 use super::flush::STREAM_BYTES_MIN;
-use super::handle::{FileHandle, InodeRef, Reach};
+use super::handle::{FileHandle, InodeRef, Reach, ToldBy};
 use super::inode::{Failure, InodeState, Life, SetIds};
 use super::readahead::Readahead;
 use super::request::{Fh, OpenFlags, Opened, SyncMode, WriteArgs, WriteOrigin};
@@ -32,7 +32,7 @@ impl Vfs {
         } else {
             self.inode(ino).await?
         };
-        Ok(self.open_state(inode, flags))
+        Ok(self.open_state(inode, flags, ToldBy::Close))
     }
 
     async fn check_flags(&self, ino: Ino, flags: OpenFlags) -> Result<()> {
@@ -45,7 +45,7 @@ impl Vfs {
     }
 
     /// Opens a file whose state is in memory.
-    pub(super) fn open_state(&self, inode: InodeRef, flags: OpenFlags) -> Opened {
+    pub(super) fn open_state(&self, inode: InodeRef, flags: OpenFlags, told_by: ToldBy) -> Opened {
         self.known.opened(inode.ino);
         let failures = inode.state().failures;
         let handle = FileHandle {
@@ -54,17 +54,20 @@ impl Vfs {
             readahead: Mutex::new(Readahead::default()),
             read_ahead_of: OnceLock::new(),
             failures_told: AtomicU64::new(failures),
+            told_by,
         };
         let fh = self.handles.add_file(handle);
+        let no_flush = told_by == ToldBy::NextWrite || !flags.access.writes();
         // One client owns the volume, so the kernel's pages can only be outdated by what the kernel itself does.
-        Opened { fh, keep_cache: true, direct_io: false, no_flush: !flags.access.writes() }
+        Opened { fh, keep_cache: true, direct_io: false, no_flush }
     }
 
     /// Writes (pwrite(2)): all bytes, or none.
     ///
     /// # Errors
     /// `BadHandle` unless open for writing; `ReadOnly`; `FileTooLarge` beyond 2^57 bytes; `NoSpace` at the capacity; `Io`
-    /// when there was no memory for `io_timeout` because nothing could be stored.
+    /// when there was no memory for `io_timeout` because nothing could be stored. What could not be stored before, where
+    /// no close will tell it.
     pub async fn write(&self, args: WriteArgs) -> Result<u32> {
         self.check_writable()?;
         let handle = self.handles.file(args.fh)?;
@@ -78,6 +81,14 @@ impl Vfs {
         let inode = &handle.inode;
         if args.kill_suid_sgid {
             self.kill_set_ids(inode).await?;
+        }
+        // A kernel that caches writes asks at close in any case, and forgets the bytes of a write that fails.
+        let is_told = args.origin == WriteOrigin::Process && !self.options.kernel_caches_writes;
+        if is_told
+            && handle.told_by == ToldBy::NextWrite
+            && let Some(failure) = untold_failure(&handle)
+        {
+            return Err(failure.into());
         }
         let placed_by_kernel = self.options.kernel_caches_writes || args.origin == WriteOrigin::KernelCache;
         let append = handle.flags.append && !placed_by_kernel;

@@ -31,6 +31,29 @@ async fn an_outage_is_told_and_loses_nothing() {
     unmount(vfs).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_made_a_file_is_told_by_the_next_write() {
+    let mut world = World::new().await;
+    world.io_timeout = Duration::from_millis(100);
+    let vfs = world.mount().await;
+    let maker = create(&vfs, "f").await;
+    let (other, third) = (open(&vfs, "f").await, open(&vfs, "f").await);
+    let bytes = Dice(1).bytes(100_000);
+    write(&vfs, maker, 0, bytes.clone()).await.unwrap();
+    world.store.down.store(true, Ordering::SeqCst);
+    assert_eq!(fsync(&vfs, other).await.unwrap_err().kind, ErrorKind::Io);
+    let more = Dice(2).bytes(100_000);
+    assert_eq!(write(&vfs, maker, 0, more.clone()).await.unwrap_err().kind, ErrorKind::Io);
+    assert_eq!(read(&vfs, other, 0, 200_000).await, bytes, "what failed was not written");
+    write(&vfs, maker, 100_000, more.clone()).await.expect("told once");
+    write(&vfs, third, 200_000, more.clone()).await.expect("told by its close");
+    assert_eq!(vfs.flush(third.0, third.1).await.unwrap_err().kind, ErrorKind::Io);
+    world.store.down.store(false, Ordering::SeqCst);
+    fsync(&vfs, maker).await.unwrap();
+    assert_eq!(read(&vfs, other, 0, 300_000).await, [bytes, more.clone(), more].concat());
+    unmount(vfs).await;
+}
+
 /// What is to be seen of a mount once `panics` has made a background task panic that stores what is dirty.
 async fn check_stops_serving(world: &World, vfs: Arc<Vfs>, panics: &AtomicBool) {
     let stored = create(&vfs, "stored").await;

@@ -10,6 +10,7 @@ use rfs_testkit::S3Server;
 
 on_each_backend! {
     fn ending_with_bytes_that_cannot_be_stored_names_the_files;
+    fn who_made_a_file_is_told_by_the_next_write_that_it_cannot_be_stored;
 }
 
 #[test]
@@ -90,6 +91,30 @@ fn ending_with_bytes_that_cannot_be_stored_names_the_files(backend: Backend) {
     volume.bring_store_back();
     let mount = volume.mount();
     assert_eq!(fs::read(mount.path().join("some dir/before")).unwrap(), vec![1; 300_000]);
+    mount.unmount();
+    volume.assert_clean();
+}
+
+fn who_made_a_file_is_told_by_the_next_write_that_it_cannot_be_stored(backend: Backend) {
+    let Some(mut volume) = Volume::format(backend) else { return };
+    let mount = volume.mount_with(&MountOptions::args(&["--io-timeout", "3s", "--staging", "off"]));
+    let path = mount.path().join("f");
+    let mut maker = fs::File::create(&path).unwrap();
+    maker.write_all(&vec![1; 300_000]).unwrap();
+    volume.take_store_away();
+    let other = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    assert!(other.sync_all().is_err(), "nothing can be stored while the store is away");
+    let error = maker.write(&vec![2; 300_000]).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(5), "{error}");
+    assert_eq!(fs::read(&path).unwrap(), vec![1; 300_000], "what failed was not written");
+    maker.write_all(&vec![3; 300_000]).expect("told once");
+    volume.bring_store_back();
+    let stored = rfs_testkit::wait_until(Duration::from_mins(1), || maker.sync_all().is_ok());
+    assert!(stored, "the store is back, but fsync still fails; log:\n{}", mount.log());
+    drop((maker, other));
+    mount.unmount();
+    let mount = volume.mount();
+    assert_eq!(fs::read(mount.path().join("f")).unwrap(), [vec![1; 300_000], vec![3; 300_000]].concat());
     mount.unmount();
     volume.assert_clean();
 }

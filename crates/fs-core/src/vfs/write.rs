@@ -79,9 +79,6 @@ impl Vfs {
             return Ok(0);
         }
         let inode = &handle.inode;
-        if args.kill_suid_sgid {
-            self.kill_set_ids(inode).await?;
-        }
         // A kernel that caches writes asks at close in any case, and forgets the bytes of a write that fails.
         let is_told = args.origin == WriteOrigin::Process && !self.options.kernel_caches_writes;
         if is_told
@@ -89,6 +86,9 @@ impl Vfs {
             && let Some(failure) = untold_failure(&handle)
         {
             return Err(failure.into());
+        }
+        if args.kill_suid_sgid {
+            self.kill_set_ids(inode).await?;
         }
         let placed_by_kernel = self.options.kernel_caches_writes || args.origin == WriteOrigin::KernelCache;
         let append = handle.flags.append && !placed_by_kernel;

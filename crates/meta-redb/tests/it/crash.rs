@@ -1,8 +1,5 @@
 //! A crash keeps a prefix of the commits that holds all that was synced.
 
-use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,72 +9,8 @@ use rand::{Rng, SeedableRng};
 use rfs_kv::Kv;
 use rfs_meta_redb::{RedbKv, RedbOptions};
 
-use crate::Steps;
 use crate::disk::Disk;
-
-const CHILD_PATH: &str = "RFS_TEST_KILLED_CHILD";
-
-/// Not a test: what the next one starts and kills.
-#[tokio::test]
-async fn killed_child() {
-    let Some(path) = std::env::var_os(CHILD_PATH) else { return };
-    let options = RedbOptions { durable_interval: Duration::from_millis(20), ..RedbOptions::default() };
-    let kv = RedbKv::open(Path::new(&path), options).unwrap();
-    let mut number = Steps::check(&kv).await;
-    let mut out = std::io::stdout();
-    writeln!(out, "\nopen").unwrap();
-    loop {
-        number += 1;
-        Steps::commit(&kv, number).await.unwrap();
-        if number % 37 == 0 {
-            kv.sync().await.unwrap();
-            writeln!(out, "synced {number}").unwrap();
-            out.flush().unwrap();
-        }
-    }
-}
-
-#[tokio::test]
-async fn kill_keeps_a_prefix_with_all_that_was_synced() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("meta.redb");
-    RedbKv::create(&path, RedbOptions::default()).unwrap().close().await.unwrap();
-    let mut rng = StdRng::seed_from_u64(1);
-    let mut steps = 0;
-    for round in 0..15 {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "crash::killed_child", "--nocapture", "--test-threads=1"])
-            .env(CHILD_PATH, &path)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        assert!(lines.any(|line| line == "open"), "round {round}: the child opens the store");
-        let killer_delay = Duration::from_millis(rng.random_range(1..150));
-        let pid = child.id();
-        let killer = std::thread::spawn(move || {
-            std::thread::park_timeout(killer_delay);
-            child.kill().unwrap();
-            child.wait().unwrap();
-        });
-        let synced = lines
-            .filter_map(|line| line.strip_prefix("synced ").and_then(|number| number.parse().ok()))
-            .last()
-            .unwrap_or(0);
-        killer.join().unwrap();
-        let start = tokio::time::Instant::now();
-        let kv = RedbKv::open(&path, RedbOptions::default()).unwrap();
-        assert!(start.elapsed() < Duration::from_secs(5), "opening after a crash took {:?}", start.elapsed());
-        let last = Steps::check(&kv).await;
-        assert!(
-            last >= synced,
-            "round {round}, child {pid}: step {synced} was synced, but {last} is the last"
-        );
-        steps = last;
-        drop(kv);
-    }
-    assert!(steps > 100, "only {steps} steps in all");
-}
+use crate::steps::Steps;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn power_loss_keeps_a_prefix_with_all_that_was_synced() {

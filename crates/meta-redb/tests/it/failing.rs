@@ -6,7 +6,7 @@ use rfs_kv::{Kv, KvError};
 use rfs_meta_redb::{RedbKv, RedbOptions};
 
 use crate::disk::Disk;
-use crate::{Steps, get, set};
+use crate::steps::{Steps, get, set};
 
 fn is_unavailable<T>(result: Result<T, KvError>, text: &str) {
     match result {

@@ -1,13 +1,12 @@
 //! What can be wrong with a file, and what the user is told.
 
 use std::path::Path;
-use std::process::Command;
 
 use redb::{Database, TableDefinition};
 use rfs_kv::Kv;
 use rfs_meta_redb::{OpenError, RedbKv, RedbOptions};
 
-use crate::{get, set};
+use crate::steps::{get, set};
 
 fn open(path: &Path) -> Result<RedbKv, OpenError> {
     RedbKv::open(path, RedbOptions::default())
@@ -53,35 +52,6 @@ async fn a_file_that_exists_is_not_replaced() {
     assert_eq!(std::fs::read(&other).unwrap(), b"a letter");
     assert_eq!(get(&open(&path).unwrap(), b"a").await.unwrap(), Some(b"1".to_vec()));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "nothing is left behind");
-}
-
-const SECOND_PATH: &str = "RFS_TEST_SECOND_PROCESS";
-
-/// Not a test: the second process of the next one.
-#[test]
-fn second_process() {
-    if let Some(path) = std::env::var_os(SECOND_PATH) {
-        let path = Path::new(&path);
-        fails!(open(path), OpenError::InUse(_), path);
-    }
-}
-
-#[tokio::test]
-async fn a_second_user_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("meta.redb");
-    let kv = create(&path).unwrap();
-    let text = fails!(open(&path), OpenError::InUse(_), path);
-    assert!(text.contains("umount"));
-    let second = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "opening::second_process"])
-        .env(SECOND_PATH, &path)
-        .output()
-        .unwrap();
-    assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stdout));
-    set(&kv, b"a", b"1").await.unwrap();
-    kv.close().await.unwrap();
-    assert_eq!(get(&open(&path).unwrap(), b"a").await.unwrap(), Some(b"1".to_vec()));
 }
 
 #[tokio::test]

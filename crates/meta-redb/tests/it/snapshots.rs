@@ -7,7 +7,8 @@ use rfs_kv::{Kv, KvError};
 use rfs_meta_redb::{RedbKv, RedbOptions};
 
 use crate::disk::Disk;
-use crate::{Steps, get, restless, set};
+use crate::restless;
+use crate::steps::{Steps, get, set};
 
 #[tokio::test]
 async fn a_transaction_sees_its_beginning_across_flushes() {

@@ -18,11 +18,13 @@ class Failed(Exception):
     """A command failed, or a target cannot do what was asked; the text tells."""
 
 
-def sh(*argv: object, env: dict[str, str] | None = None, timeout: float = 1800, cwd: Path | None = None) -> str:
-    """Runs a command to its end; its output. Failed on any other end than 0."""
+def sh(*argv: object, env: dict[str, str] | None = None, timeout: float = 1800, cwd: Path | None = None,
+       group: "Group | None" = None) -> str:
+    """Runs a command to its end, as one of `group`; its output. Failed on any other end than 0."""
     words = [str(word) for word in argv]
+    enter = group.enter() if group else []
     try:
-        done = subprocess.run(words, env={**os.environ, **(env or {})}, cwd=cwd, timeout=timeout, check=False,
+        done = subprocess.run([*enter, *words], env={**os.environ, **(env or {})}, cwd=cwd, timeout=timeout, check=False,
                               stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     except subprocess.TimeoutExpired as e:
         raise Failed(f"{' '.join(words)}: not done after {timeout:.0f} s") from e
@@ -83,12 +85,15 @@ class Group:
 
     def start(self, *argv: object, log: Path, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Starts a long-running command in the group, its output appended to `log`."""
-        enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.dir / "cgroup.procs")]
         with open(log, "ab") as out:
-            process = subprocess.Popen([*enter, *map(str, argv)], env={**os.environ, **(env or {})},
+            process = subprocess.Popen([*self.enter(), *map(str, argv)], env={**os.environ, **(env or {})},
                                        stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
         self.started.append(process)
         return process
+
+    def enter(self) -> list[str]:
+        """What, put before a command, makes it one of the group."""
+        return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.dir / "cgroup.procs")]
 
     def pids(self) -> list[int]:
         """The live processes."""

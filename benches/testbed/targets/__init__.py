@@ -122,13 +122,16 @@ class Target:
         return self.log.read_text(errors="replace")[-1500:] if self.log.exists() else ""
 
     def umount(self, path: Path | None = None) -> None:
-        """umount(8), asked again while something is still being written."""
+        """umount(8), asked again while something is still being written.
+
+        It counts as the target's: the kernel frees the cache of the file's contents in it, or in the program itself.
+        """
         failure = ""
 
         def unmounted() -> bool:
             nonlocal failure
             try:
-                sh("umount", path or self.mount_point)
+                sh("umount", path or self.mount_point, group=self.group)
             except Failed as e:
                 failure = str(e)
                 return False

@@ -82,7 +82,7 @@ class S3ql(Target):
         self.start_mount("mount.s3ql", *self._options, "--fg", self._url, self.mount_point)
 
     def unmount(self) -> None:
-        sh("umount.s3ql", self.mount_point)
+        sh("umount.s3ql", self.mount_point, group=self.group)
         self.group.wait_empty(600, "end of S3QL")
 
     def forget_caches(self) -> None:

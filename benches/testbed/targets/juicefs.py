@@ -33,7 +33,7 @@ class JuiceFs(Target):
                          self.mount_point)
 
     def unmount(self) -> None:
-        sh(program("juicefs"), "umount", "--flush", self.mount_point)
+        sh(program("juicefs"), "umount", "--flush", self.mount_point, group=self.group)
         self.group.wait_empty(600, "end of juicefs")
 
 

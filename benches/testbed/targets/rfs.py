@@ -42,7 +42,7 @@ class Rfs(Target):
         shutil.rmtree(self.dir / "meta.redb.cache", ignore_errors=True)
 
     def unmount(self) -> None:
-        sh(self.options.rfs, "umount", self.mount_point)
+        sh(self.options.rfs, "umount", self.mount_point, group=self.group)
         self.group.wait_empty(600, "end of rfs")
         if code := self.group.started[-1].returncode:
             raise Failed(f"rfs ended with {code}: {self.log_end()}")

@@ -5,7 +5,8 @@
 //! complete, so that metadata can name them without asking again.
 //!
 //! Invariants: a ticket is stored only after the store acknowledged the complete object, and durable not before that or
-//! the staging journal; bytes appended are readable from here until they are stored; bytes whose checksum does not fit are never returned; a pack's name is never reused.
+//! the staging journal; bytes appended are readable from here until they are stored; bytes whose
+//! checksum does not fit are never returned; a pack's name is never reused.
 //! Lock order: lanes, or the staging lock, before one pack before the budget; caches are leaves.
 
 mod ahead;
@@ -17,18 +18,21 @@ mod disk_cache;
 mod journal;
 pub mod layout;
 mod objects;
+mod options;
 mod pack;
 mod pieces;
 mod read;
 mod retry;
 mod staging;
+mod stats;
+mod ticket;
 mod unstored;
 mod upload;
 
 use std::borrow::Borrow;
 use std::collections::HashSet;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -43,318 +47,27 @@ pub use block::is_zero;
 pub use budget::{Budget, BudgetGuard, Loan, Pressure};
 pub use disk_cache::remove_disk_cache;
 pub use layout::{Extent, Overlay, Source, overlay, subslice};
+pub use options::{Admission, CacheWrites, DataOptions, DiskCacheOptions, StagingOptions, Unusable};
 pub use pieces::Pieces;
+pub use staging::{LostPack, OnLost, Resume, Resumed};
+pub use stats::DataStats;
+pub use ticket::{Appended, Durable, Lane, PackTicket, Place, RunBytes, StoredPack};
 
 use self::disk_cache::DiskCache;
 use self::objects::Objects;
 use self::read::Reader;
 use self::staging::Staging;
+use self::stats::Counters;
 use self::unstored::{Pack, Packs};
 use self::upload::Uploader;
 use crate::tasks::{Health, Tasks};
-use crate::types::{CHUNK_BYTES, ChunkIndex, Error, ErrorKind, Ino, PackId, PackedRun, Result, SessionId};
-
-/// A chunk's worth of blocks that do not shrink, with header and footer. One PUT a pack costs the store a fifth less than
-/// parts of a larger pack, and its memory is free again as soon as that PUT is done (docs/decisions/0012).
-const PACK_BYTES: u32 = (16 << 20) + (512 << 10);
+use crate::types::{CHUNK_BYTES, ChunkIndex, Error, ErrorKind, Ino, PackId, PackedRun, Result};
 
 /// Largest pack that can be configured: offsets are 32 bits, and one run may exceed the limit.
 const PACK_BYTES_MAX: u32 = 1 << 30;
 
 /// While memory is short, what is staged is dropped from it so often.
 const RELIEF_PAUSE: Duration = Duration::from_millis(50);
-
-/// Settings of the data layer.
-#[derive(Debug, Clone)]
-pub struct DataOptions {
-    /// The session whose number the pack ids carry.
-    pub session: SessionId,
-    /// Sequence of the first pack that this session makes; larger than any it made before.
-    pub first_pack_sequence: u32,
-    /// The volume, as written into each pack and cache segment.
-    pub volume: Uuid,
-    /// Plain bytes a block, fixed at format.
-    pub block_bytes: u32,
-    /// A pack is closed before it would exceed this many bytes (a single run may).
-    pub pack_bytes: u32,
-    /// Bytes of one part of a multipart upload; packs up to this size are one PUT.
-    pub part_bytes: u32,
-    /// PUTs in flight.
-    pub uploads_max: usize,
-    /// GETs in flight.
-    pub fetches_max: usize,
-    /// Where appended bytes are charged until they are stored.
-    pub memory: Arc<Budget>,
-    /// Limit of the memory cache of plain blocks, in bytes; 0 turns it off.
-    pub cache_memory_bytes: u64,
-    /// Whether appended blocks enter the memory cache too.
-    pub cache_writes: CacheWrites,
-    /// The disk cache of stored blocks, if there is one.
-    pub disk_cache: Option<DiskCacheOptions>,
-    /// Where packs are made durable before the store has them, if anywhere.
-    pub staging: Option<StagingOptions>,
-    /// How long those who wait for a pack wait without progress, and how long one request may take, in which the store
-    /// repeats what may succeed later; `None`: for ever. Uploads go on for ever in any case.
-    pub io_timeout: Option<Duration>,
-    /// A pack to which nothing was appended for so long is closed, so that no waiter hangs on a forgotten lane.
-    pub idle_seal: Duration,
-    /// Blocks of one pack at most this many bytes apart are fetched by one GET.
-    pub fetch_gap_bytes: u32,
-    /// Largest GET in bytes (a single block may exceed it).
-    pub fetch_bytes_max: u32,
-    /// Bytes that all GETs in flight bring together; more wait.
-    pub fetch_memory_bytes: u64,
-    /// How much a GET brings, in bytes, of a pack whose small files are read one after another (half as much again where
-    /// little else would be left to fetch); 0 turns it off.
-    pub fetch_around_bytes: u32,
-    /// Limit of what such GETs brought and nobody read, in bytes; and what is not fetched ahead below is theirs too.
-    pub around_memory_bytes: u64,
-    /// Limit of plain blocks that were fetched ahead of readers, in bytes, and what the above does not need is theirs too, and
-    /// half of `memory` while nobody writes; 0 turns that off.
-    pub readahead_memory_bytes: u64,
-}
-
-impl DataOptions {
-    /// The usual settings: 128 KiB blocks, packs of one PUT each, 64 MiB of cache in memory, none on disk.
-    pub fn new(session: SessionId, volume: Uuid, memory: Arc<Budget>) -> DataOptions {
-        DataOptions {
-            session,
-            first_pack_sequence: 1,
-            volume,
-            block_bytes: 128 << 10,
-            pack_bytes: PACK_BYTES,
-            part_bytes: PACK_BYTES,
-            uploads_max: 8,
-            fetches_max: 32,
-            memory,
-            cache_memory_bytes: 64 << 20,
-            cache_writes: CacheWrites::No,
-            disk_cache: None,
-            staging: None,
-            io_timeout: Some(Duration::from_mins(5)),
-            idle_seal: Duration::from_secs(1),
-            fetch_gap_bytes: 64 << 10,
-            fetch_bytes_max: 8 << 20,
-            fetch_memory_bytes: 64 << 20,
-            fetch_around_bytes: 8 << 20,
-            around_memory_bytes: 32 << 20,
-            readahead_memory_bytes: 32 << 20,
-        }
-    }
-}
-
-/// Whether blocks enter the memory cache when they are appended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CacheWrites {
-    /// Only when they are read.
-    No,
-    /// When they are appended and when they are read.
-    Yes,
-}
-
-/// Settings of the disk cache.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DiskCacheOptions {
-    /// Its directory, used by one process at a time; made if missing.
-    pub dir: PathBuf,
-    /// Limit of its files, in bytes.
-    pub bytes_max: u64,
-    /// What it keeps.
-    pub admission: Admission,
-    /// What to do when the directory cannot be used.
-    pub unusable: Unusable,
-}
-
-/// What a disk cache keeps of what is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Admission {
-    /// Everything.
-    All,
-    /// What came in small pieces and would take as many requests again. Large files that are read in order, and most of
-    /// what lies together in packs, come in few requests: writing them to the disk would cost more than it saves.
-    Scattered,
-}
-
-/// What to do about a disk cache that cannot be opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unusable {
-    /// Fail.
-    Fail,
-    /// Go on without it, with a warning.
-    GoOn,
-}
-
-/// Settings of the staging directory.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StagingOptions {
-    /// The directory, on a disk that survives a crash; made if missing. Each volume has a directory of its own in it.
-    pub dir: PathBuf,
-    /// Limit of the journals, in bytes. 0: nothing is staged, but what an earlier mount staged is found.
-    pub bytes_max: u64,
-    /// A pack that files share stays open for the next fsync so long.
-    pub seal_after: Duration,
-}
-
-impl StagingOptions {
-    /// Staging in `dir`, with packs that stay open for 4 s.
-    pub fn new(dir: PathBuf, bytes_max: u64) -> StagingOptions {
-        StagingOptions { dir, bytes_max, seal_after: Duration::from_secs(4) }
-    }
-}
-
-/// Which pack a run goes to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Lane {
-    /// Packs that files share.
-    Small,
-    /// Packs of one large file, whose parts are uploaded while it is written.
-    Stream(Ino),
-    /// Packs of what is moved out of other packs.
-    Compaction,
-}
-
-/// Plain bytes to store as one run.
-#[derive(Debug, Clone)]
-pub struct RunBytes {
-    /// The file, for the pack's footer.
-    pub ino: Ino,
-    /// The chunk, for the footer.
-    pub chunk: ChunkIndex,
-    /// Where in the chunk, for the footer.
-    pub offset: u32,
-    /// The bytes in order, however they are cut; at least one and at most a chunk's.
-    pub bytes: Vec<Bytes>,
-}
-
-/// A run that has its place.
-#[derive(Debug, Clone)]
-pub struct Appended {
-    /// What metadata records, and what [`Data::read`] reads at once.
-    pub run: PackedRun,
-    /// When the metadata may be committed.
-    pub pack: PackTicket,
-}
-
-/// Tells when a run's bytes are durable. Clones wait for the same.
-#[derive(Debug, Clone)]
-pub struct PackTicket {
-    pack: Arc<Pack>,
-    /// Where the run's blocks end in the pack.
-    end: u32,
-    io_timeout: Option<Duration>,
-}
-
-impl PackTicket {
-    /// The pack.
-    pub fn pack(&self) -> PackId {
-        self.pack.id()
-    }
-
-    /// Whether the store has acknowledged the pack.
-    pub fn is_stored(&self) -> bool {
-        self.pack.is_stored()
-    }
-
-    /// Waits until the store has acknowledged the whole pack. Does not close it: somebody calls [`Data::seal`], or
-    /// it is closed when it is full or has been idle. Whoever comes after a failure causes an attempt at once.
-    ///
-    /// # Errors
-    /// `NoSpace` when the store says so, `Io` when there was no progress for `io_timeout` or [`Data::close`] gave up.
-    /// In the first two cases the upload goes on with its bytes kept, and a later call may succeed.
-    pub async fn stored(&self) -> Result<StoredPack> {
-        let Durable { pack, bytes, .. } = self.pack.wait(self.io_timeout, None).await?;
-        Ok(StoredPack { pack, stored_bytes: bytes })
-    }
-
-    /// Waits until the run is durable in either place. Causes neither: see [`Data::hasten`].
-    ///
-    /// # Errors
-    /// As [`PackTicket::stored`].
-    pub async fn durable(&self) -> Result<Durable> {
-        self.pack.wait(self.io_timeout, Some(self.end)).await
-    }
-
-    /// Whether what is durable of the pack includes the run.
-    pub fn is_within(&self, durable: &Durable) -> bool {
-        durable.pack == self.pack() && (durable.place == Place::Store || u64::from(self.end) <= durable.bytes)
-    }
-
-    /// The ticket for both runs, which are of one pack.
-    pub fn merge(&mut self, other: &PackTicket) {
-        self.end = self.end.max(other.end);
-    }
-}
-
-/// Where bytes are durable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
-    /// In the staging directory.
-    Staging,
-    /// In the object store.
-    Store,
-}
-
-/// What is durable of a pack.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Durable {
-    /// The pack.
-    pub pack: PackId,
-    /// In the store: bytes of the object. Staged: header and blocks up to here.
-    pub bytes: u64,
-    /// Where.
-    pub place: Place,
-}
-
-/// What is left of a pack that should be staged.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LostPack {
-    /// The pack.
-    pub pack: PackId,
-    /// Header and blocks up to here are there; 0: the journal is missing.
-    pub bytes: u64,
-    /// What is wrong.
-    pub why: String,
-}
-
-/// What came of packs that should be staged.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Resumed {
-    /// Packs that are readable, and their bytes.
-    pub packs: u64,
-    /// Bytes of their journals.
-    pub bytes: u64,
-    /// Packs without a complete journal that the store has, though metadata does not know it.
-    pub stored: Vec<StoredPack>,
-    /// Packs without a complete journal that the store does not have.
-    pub lost: Vec<LostPack>,
-}
-
-/// What to do about staged packs whose journals are missing or damaged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OnLost {
-    /// Change nothing; the caller refuses to go on.
-    Refuse,
-    /// Go on with what is there.
-    Accept,
-}
-
-/// Whether packs that were found staged are sent to the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Resume {
-    /// Yes, oldest first.
-    Send,
-    /// No, they are only read.
-    ReadOnly,
-}
-
-/// A pack as the store has it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StoredPack {
-    /// The pack.
-    pub pack: PackId,
-    /// Bytes of the object.
-    pub stored_bytes: u64,
-}
 
 /// What a pack says that one of its runs is, for fsck and recovery.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -395,64 +108,6 @@ pub enum ReadHint {
     Normal,
     /// Leave the caches to others, as for compaction and backup.
     Once,
-}
-
-/// Counts since the data layer was opened, and sizes now.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DataStats {
-    /// Plain bytes appended.
-    pub appended_plain_bytes: u64,
-    /// Stored bytes that they became.
-    pub appended_stored_bytes: u64,
-    /// Packs that the store has acknowledged.
-    pub packs_stored: u64,
-    /// Attempts to store a pack that failed.
-    pub upload_failures: u64,
-    /// GETs sent.
-    pub fetches: u64,
-    /// Bytes they returned.
-    pub fetched_bytes: u64,
-    /// GETs that failed or returned damaged bytes.
-    pub fetch_failures: u64,
-    /// Blocks found in the memory cache.
-    pub memory_hits: u64,
-    /// Blocks found in the disk cache.
-    pub disk_hits: u64,
-    /// Blocks found in neither.
-    pub misses: u64,
-    /// Bytes in the memory cache, and of what was fetched ahead, now.
-    pub memory_cache_bytes: u64,
-    /// Bytes in the disk cache's files now.
-    pub disk_cache_bytes: u64,
-    /// Packs that are not stored yet.
-    pub packs_unstored: u64,
-    /// Packs with a journal in the staging directory now.
-    pub packs_staged: u64,
-    /// Bytes of the journals.
-    pub staged_bytes: u64,
-    /// How long ago the oldest of them was begun, or found by this mount.
-    pub staged_age: Option<Duration>,
-}
-
-/// The counts behind [`DataStats`].
-#[derive(Debug, Default)]
-struct Counters {
-    appended_plain_bytes: AtomicU64,
-    appended_stored_bytes: AtomicU64,
-    packs_stored: AtomicU64,
-    upload_failures: AtomicU64,
-    fetches: AtomicU64,
-    fetched_bytes: AtomicU64,
-    fetch_failures: AtomicU64,
-    memory_hits: AtomicU64,
-    disk_hits: AtomicU64,
-    misses: AtomicU64,
-}
-
-impl Counters {
-    fn add(&self, counter: impl FnOnce(&Counters) -> &AtomicU64, by: u64) {
-        counter(self).fetch_add(by, Ordering::Relaxed);
-    }
 }
 
 /// The data layer of one mount.

@@ -20,10 +20,10 @@ use hashbrown::{HashMap, HashSet};
 use tokio::sync::{Mutex, Notify};
 use uuid::Uuid;
 
-use super::StagingOptions;
 use super::journal::{self, Batch, Piece, Replayed, Writer};
 use super::retry::Failure;
 use super::unstored::Pack;
+use super::{StagingOptions, StoredPack};
 use crate::types::{Error, ErrorKind, PackId, Result};
 
 /// One part in so many of the disk is left to others.
@@ -31,6 +31,48 @@ const RESERVED_PART: u64 = 10;
 
 /// The journals that are written to.
 type Writers = HashMap<PackId, (Arc<Pack>, Writer)>;
+
+/// What is left of a pack that should be staged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LostPack {
+    /// The pack.
+    pub pack: PackId,
+    /// Header and blocks up to here are there; 0: the journal is missing.
+    pub bytes: u64,
+    /// What is wrong.
+    pub why: String,
+}
+
+/// What came of packs that should be staged.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Resumed {
+    /// Packs that are readable, and their bytes.
+    pub packs: u64,
+    /// Bytes of their journals.
+    pub bytes: u64,
+    /// Packs without a complete journal that the store has, though metadata does not know it.
+    pub stored: Vec<StoredPack>,
+    /// Packs without a complete journal that the store does not have.
+    pub lost: Vec<LostPack>,
+}
+
+/// What to do about staged packs whose journals are missing or damaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnLost {
+    /// Change nothing; the caller refuses to go on.
+    Refuse,
+    /// Go on with what is there.
+    Accept,
+}
+
+/// Whether packs that were found staged are sent to the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resume {
+    /// Yes, oldest first.
+    Send,
+    /// No, they are only read.
+    ReadOnly,
+}
 
 /// The staging directory of a volume.
 #[derive(Debug)]

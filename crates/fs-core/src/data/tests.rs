@@ -16,7 +16,7 @@ use proptest::prelude::*;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::*;
-use crate::types::Slice;
+use crate::types::{SessionId, Slice};
 
 mod ahead;
 mod staging;

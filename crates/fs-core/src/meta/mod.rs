@@ -7,8 +7,9 @@
 //! One file an operation in `ops`; the part inside the transaction is `<operation>_in`. Every mutating transaction
 //! - conflicts with the death of its session (`Stale` when it was declared dead), and
 //! - may run again after it was already committed. Where the engine can leave the outcome unknown, the number of the
-//!   request is stored with the change, and the second run answers with the result of the first ([`session`]). So each
-//!   operation happens exactly once, and needs no harmlessness of its own; where an operation has it anyway, it says so.
+//!   request is stored with the change, and the second run answers with the result of the first, which its
+//!   session keeps. So each operation happens exactly once, and needs no harmlessness of its own; where an operation
+//!   has it anyway, it says so.
 //!
 //! Lock order: none of the locks here is held across an await or while taking another.
 

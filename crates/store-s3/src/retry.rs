@@ -136,6 +136,7 @@ impl<S: RemoteStore> Retrying<S> {
         F: Future<Output = Result<T>>,
     {
         let mut budget = Budget::new(&self.shared.config);
+        let mut met = None;
         loop {
             let error = match timeout(budget.attempt_limit(), request()).await {
                 Ok(Ok(value)) => {
@@ -143,6 +144,13 @@ impl<S: RemoteStore> Retrying<S> {
                     return (Ok(value), budget.attempts + 1);
                 }
                 Ok(Err(error)) => error,
+                // The total time cut this attempt short: what the one before it met says more.
+                Err(_)
+                    if budget.is_over()
+                        && let Some(met) = met.take() =>
+                {
+                    met
+                }
                 Err(_) => RequestError::new(Cause::Timeout, operation, "no answer in time").at(self.store()),
             };
             budget.attempts += 1;
@@ -153,6 +161,7 @@ impl<S: RemoteStore> Retrying<S> {
                 return (Err(budget.give_up(error)), budget.attempts);
             };
             self.shared.failed(operation, &budget, &error, pause);
+            met = Some(error);
             sleep(pause).await;
         }
     }
@@ -310,6 +319,10 @@ impl Budget<'_> {
     fn left(&self) -> Option<Duration> {
         let total = self.config.io_timeout;
         (!total.is_zero()).then(|| total.saturating_sub(self.begun.elapsed()))
+    }
+
+    fn is_over(&self) -> bool {
+        self.left().is_some_and(|left| left.is_zero())
     }
 
     fn attempt_limit(&self) -> Duration {

@@ -68,6 +68,18 @@ async fn the_total_time_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_was_met_is_told_rather_than_that_time_is_up() {
+    let (store, _) = faulty(FaultPlan::default());
+    store.set_outage(Outage::Refused);
+    let (retrying, _) = retrying(&store, RetryConfig::default());
+    let put = tokio::spawn(async move { retrying.put(&path(), "x".into()).await });
+    sleep(Duration::from_mins(4)).await;
+    store.set_outage(Outage::Silent);
+    let error = put.await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("connection refused"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn zero_means_for_ever() {
     let (store, _) = faulty(FaultPlan::default());
     store.set_outage(Outage::Refused);

@@ -80,7 +80,7 @@ async fn https_works_with_a_ca_bundle_and_not_without() {
     rfs_store_s3::probe(&store).await.unwrap();
 
     let mut untrusting = options(&server);
-    untrusting.io_timeout = Some(Duration::from_secs(1));
+    untrusting.io_timeout = Some(Duration::from_secs(3));
     let store = open_store(&server.store_url("suite", ""), &untrusting).await.unwrap();
     let error = rfs_store_s3::probe(&store).await.unwrap_err();
     assert!(error.to_string().to_lowercase().contains("certificate"), "{error}");

@@ -579,6 +579,15 @@ impl Vfs {
                     for ((inode, unplaced), appended) in group.iter().zip(appended) {
                         self.placed(inode, unplaced, &Arc::new(appended.run), &appended.pack);
                     }
+                    let same_batch =
+                        |(a, left): &(&InodeRef, Unplaced), (b, right): &(&InodeRef, Unplaced)| {
+                            a.ino == b.ino && left.batch == right.batch
+                        };
+                    for of_batch in group.chunk_by(same_batch) {
+                        if let Some((inode, unplaced)) = of_batch.first() {
+                            note_placed(inode, unplaced.batch);
+                        }
+                    }
                 }
                 Err(error) => {
                     let failure = Failure::from(&error);
@@ -601,10 +610,6 @@ impl Vfs {
             self.flusher.pin(ticket.pack(), false);
             batch.tickets.push(ticket.clone());
             batch.pins.push(ticket.pack());
-        }
-        if !batch.pieces.iter().any(|(_, piece)| matches!(piece, Piece::Fixed(_))) {
-            batch.placed = true;
-            batch.guard = None;
         }
     }
 
@@ -662,6 +667,16 @@ impl Vfs {
             self.account(&mut state, 0);
         }
         self.unpin(&pins);
+    }
+}
+
+/// Notes that every run of a batch has its place, if that is so. Looks at all of them, so once for many that were placed.
+fn note_placed(inode: &InodeRef, batch: u64) {
+    let mut state = inode.state();
+    let Some(batch) = state.batches.iter_mut().find(|known| known.id == batch) else { return };
+    if !batch.pieces.iter().any(|(_, piece)| matches!(piece, Piece::Fixed(_))) {
+        batch.placed = true;
+        batch.guard = None;
     }
 }
 

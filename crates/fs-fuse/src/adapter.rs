@@ -17,9 +17,9 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, INodeNo, InitFlags, IoctlFlags,
-    KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr,
-    ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags,
+    IoctlFlags, KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags,
+    ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
     ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
     TimeOrNow, WriteFlags,
 };
@@ -34,7 +34,7 @@ use crate::answer::{Answer, LookupReply, XattrReply};
 use crate::bridge::Bridge;
 use crate::buffers::Buffers;
 use crate::convert;
-use crate::given::{Created, Entry, Given, OpenDirectory, OpenFile};
+use crate::given::{Created, Entry, Given, OpenFile};
 use crate::listing::{Listing, Page};
 use crate::mount::Sharing;
 use crate::notify::{Notice, Notices};
@@ -87,6 +87,8 @@ pub(crate) struct Adapter {
     /// Kept while the kernel caches writes.
     writers: Option<Arc<Writers>>,
     buffers: Buffers,
+    /// Whether the kernel keeps the listings of directories until it changes them. It does where only this mount does.
+    keeps_listings: bool,
 }
 
 impl Adapter {
@@ -97,7 +99,16 @@ impl Adapter {
         };
         let fs = Fs { vfs, sync_names: options.sync_names };
         let writers = (options.caching == Caching::Writes).then(Arc::default);
-        Adapter { fs, bridge, notices, options, ttl, writers, buffers: Buffers::default() }
+        Adapter {
+            fs,
+            bridge,
+            notices,
+            options,
+            ttl,
+            writers,
+            buffers: Buffers::default(),
+            keeps_listings: false,
+        }
     }
 
     /// Serves a request about `ino`: does `work`, and answers with what it comes to.
@@ -120,19 +131,12 @@ impl Adapter {
         });
     }
 
-    fn list<R: Listing>(
-        &self,
-        op: &'static str,
-        request: &Request,
-        ino: INodeNo,
-        (fh, cookie): (FileHandle, u64),
-        reply: R,
-    ) {
+    fn list<R: Listing>(&self, op: &'static str, request: &Request, ino: INodeNo, cookie: u64, reply: R) {
         let ttl = self.ttl;
         let page = Page::new(Arc::clone(&self.fs.vfs), reply);
-        let args = ReaddirArgs { fh: Fh(fh.0), cookie, mode: R::MODE, entries_max: R::ENTRIES_MAX };
         let filled = page.clone();
-        self.serve(op, request, ino, page, |fs, _| async move {
+        self.serve(op, request, ino, page, |fs, dir| async move {
+            let args = ReaddirArgs { dir, cookie, mode: R::MODE, entries_max: R::ENTRIES_MAX };
             fs.readdir(args, &mut |entry: &DirEntry<'_>| filled.take(entry, ttl)).await
         });
     }
@@ -259,6 +263,10 @@ impl Filesystem for Adapter {
             // What is left is supported, so this cannot fail.
             let _ = config.add_capabilities(wanted & !missing);
         }
+        // Cookies mean the same to all listings of a directory, so they may come out of the kernel's memory.
+        self.keeps_listings = cfg!(target_os = "linux")
+            && self.options.sharing == Sharing::Exclusive
+            && config.add_capabilities(InitFlags::FUSE_NO_OPENDIR_SUPPORT).is_ok();
         if self.options.caching == Caching::Writes {
             config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE).map_err(|_| {
                 io::Error::new(
@@ -562,37 +570,39 @@ impl Filesystem for Adapter {
         });
     }
 
-    fn opendir(&self, request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.serve("opendir", request, ino, reply, |fs, ino| async move {
-            let fh = fs.opendir(ino).await?.fh;
-            Ok(OpenDirectory { vfs: fs.vfs, fh })
-        });
+    fn opendir(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        if self.keeps_listings {
+            // Not again, then: the kernel opens and closes directories by itself, and keeps their listings.
+            reply.error(Errno::ENOSYS);
+        } else {
+            reply.opened(FileHandle(0), FopenFlags::empty());
+        }
     }
 
-    fn readdir(&self, request: &Request, ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
-        self.list("readdir", request, ino, (fh, offset), reply);
+    fn readdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, reply: ReplyDirectory) {
+        self.list("readdir", request, ino, offset, reply);
     }
 
     fn readdirplus(
         &self,
         request: &Request,
         ino: INodeNo,
-        fh: FileHandle,
+        _fh: FileHandle,
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        self.list("readdirplus", request, ino, (fh, offset), reply);
+        self.list("readdirplus", request, ino, offset, reply);
     }
 
     fn releasedir(
         &self,
-        request: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
-        self.serve("releasedir", request, ino, reply, |fs, _| async move { fs.releasedir(Fh(fh.0)).await });
+        reply.ok();
     }
 
     fn fsyncdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {

@@ -11,7 +11,7 @@ use rfs_core::types::Attr;
 use rfs_core::vfs::{Opened, Statfs};
 
 use crate::convert;
-use crate::given::{Created, Entry, OpenDirectory, OpenFile};
+use crate::given::{Created, Entry, OpenFile};
 
 /// A reply that carries a `T`.
 pub(crate) trait Answer<T>: Send + 'static {
@@ -49,11 +49,6 @@ answers! {
     ReplyOpen: OpenFile => |self, file, _| {
         file.is_told();
         self.opened(FileHandle(file.opened.fh.0), fopen_flags(&file.opened));
-    };
-    // No FOPEN_CACHE_DIR: a cookie that the kernel remembers from one handle means nothing to another, and the kernel goes
-    // on from it when a change of the directory drops its listing half way.
-    ReplyOpen: OpenDirectory => |self, directory, _| {
-        self.opened(FileHandle(directory.fh.0), FopenFlags::empty());
     };
     ReplyCreate: Created => |self, Created { attr, file }, ttl| {
         file.is_told();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use rfs_core::types::{Attr, Ino, Result};
-use rfs_core::vfs::{Fh, Opened, Statfs, Vfs};
+use rfs_core::vfs::{Opened, Statfs, Vfs};
 use tracing::error;
 
 use crate::writers::Writers;
@@ -65,19 +65,6 @@ impl OpenFile {
 impl Given for OpenFile {
     async fn take_back(self) {
         check(self.vfs.release(self.opened.fh).await);
-    }
-}
-
-/// An open directory.
-#[derive(Debug)]
-pub(crate) struct OpenDirectory {
-    pub(crate) vfs: Arc<Vfs>,
-    pub(crate) fh: Fh,
-}
-
-impl Given for OpenDirectory {
-    async fn take_back(self) {
-        check(self.vfs.releasedir(self.fh).await);
     }
 }
 

@@ -234,6 +234,9 @@ impl Vfs {
         if self.known.forget(ino, count) == Reach::Unreachable {
             self.collector.reap_later(ino);
         }
+        if !self.known.is_known(ino) {
+            self.places.forget(ino);
+        }
     }
 }
 

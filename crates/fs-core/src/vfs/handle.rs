@@ -1,4 +1,4 @@
-//! Tables: open files and directories, inodes with state in memory, and how often the kernel knows an inode.
+//! Tables: open files, inodes with state in memory, and how often the kernel knows an inode.
 //!
 //! Everything is sharded, and no lock here is held while another one is taken, except an inode's state under its
 //! shard's lock. An inode's state exists as long as somebody holds an [`InodeRef`] or it is not clean.
@@ -11,7 +11,6 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::dir::DirCursor;
 use super::inode::Inode;
 use super::readahead::Readahead;
 use super::request::{Fh, OpenFlags};
@@ -19,13 +18,13 @@ use crate::types::{Attr, ErrorKind, Ino, Result};
 
 const SHARDS: usize = 64;
 
-fn shard_of<T>(shards: &[T], number: u64) -> &T {
+pub(super) fn shard_of<T>(shards: &[T], number: u64) -> &T {
     // Inode and handle numbers are consecutive, so the low bits spread them.
     let index = usize::try_from(number % SHARDS as u64).expect("below the number of shards");
     &shards[index]
 }
 
-fn shards<T: Default>() -> Box<[T]> {
+pub(super) fn shards<T: Default>() -> Box<[T]> {
     (0..SHARDS).map(|_| T::default()).collect()
 }
 
@@ -234,27 +233,18 @@ pub(super) enum ToldBy {
     NextWrite,
 }
 
-/// An open directory.
-#[derive(Debug)]
-pub(super) struct DirHandle {
-    pub(super) ino: Ino,
-    /// Waits under exclusion: one listing of a handle at a time.
-    pub(super) cursor: tokio::sync::Mutex<DirCursor>,
-}
+type HandleShard = Mutex<HashMap<Fh, Arc<FileHandle>>>;
 
-type Shard<T> = Mutex<HashMap<Fh, Arc<T>>>;
-
-/// Open files and directories. Their numbers come from one sequence and are not reused.
+/// Open files. Their numbers come from one sequence and are not reused.
 #[derive(Debug)]
 pub(super) struct HandleTable {
-    files: Box<[Shard<FileHandle>]>,
-    dirs: Box<[Shard<DirHandle>]>,
+    files: Box<[HandleShard]>,
     next: AtomicU64,
 }
 
 impl HandleTable {
     pub(super) fn new() -> HandleTable {
-        HandleTable { files: shards(), dirs: shards(), next: AtomicU64::new(1) }
+        HandleTable { files: shards(), next: AtomicU64::new(1) }
     }
 
     pub(super) fn add_file(&self, handle: FileHandle) -> Fh {
@@ -263,31 +253,15 @@ impl HandleTable {
         fh
     }
 
-    pub(super) fn add_dir(&self, handle: DirHandle) -> Fh {
-        let fh = Fh(self.next.fetch_add(1, Ordering::Relaxed));
-        shard_of(&self.dirs, fh.0).lock().insert(fh, Arc::new(handle));
-        fh
-    }
-
     pub(super) fn file(&self, fh: Fh) -> Result<Arc<FileHandle>> {
         shard_of(&self.files, fh.0).lock().get(&fh).cloned().ok_or(ErrorKind::BadHandle.into())
-    }
-
-    pub(super) fn dir(&self, fh: Fh) -> Result<Arc<DirHandle>> {
-        shard_of(&self.dirs, fh.0).lock().get(&fh).cloned().ok_or(ErrorKind::BadHandle.into())
     }
 
     pub(super) fn remove_file(&self, fh: Fh) -> Result<Arc<FileHandle>> {
         shard_of(&self.files, fh.0).lock().remove(&fh).ok_or(ErrorKind::BadHandle.into())
     }
 
-    pub(super) fn remove_dir(&self, fh: Fh) -> Result<Arc<DirHandle>> {
-        shard_of(&self.dirs, fh.0).lock().remove(&fh).ok_or(ErrorKind::BadHandle.into())
-    }
-
-    pub(super) fn counts(&self) -> (u64, u64) {
-        let files = self.files.iter().map(|shard| shard.lock().len() as u64).sum();
-        let dirs = self.dirs.iter().map(|shard| shard.lock().len() as u64).sum();
-        (files, dirs)
+    pub(super) fn count(&self) -> u64 {
+        self.files.iter().map(|shard| shard.lock().len() as u64).sum()
     }
 }

@@ -22,6 +22,7 @@ pub mod info;
 mod inode;
 mod namespace;
 mod paths;
+mod places;
 mod read;
 mod readahead;
 mod request;
@@ -47,6 +48,7 @@ pub use request::{
 use flush::Flusher;
 use gc::Collector;
 use handle::{HandleTable, InodeTable, KnownTable};
+use places::Places;
 
 use crate::data::{Budget, Data};
 use crate::meta::{HEARTBEAT, Meta};
@@ -63,6 +65,7 @@ pub struct Vfs {
     inodes: Arc<InodeTable>,
     known: KnownTable,
     handles: HandleTable,
+    places: Places,
     /// As many more references as there are handles that are read ahead of.
     readers_ahead: Arc<()>,
     flusher: Flusher,
@@ -105,6 +108,7 @@ impl Vfs {
             inodes: InodeTable::new(),
             known: KnownTable::new(),
             handles: HandleTable::new(),
+            places: Places::new(),
             readers_ahead: Arc::default(),
             flusher: Flusher::new(),
             collector: Collector::new(),
@@ -274,7 +278,7 @@ impl Vfs {
             stats.dirty_bytes += dirty;
             stats.pending_bytes += file.unsaved_bytes() - dirty;
         }
-        (stats.files_open, stats.directories_open) = self.handles.counts();
+        stats.files_open = self.handles.count();
         stats.inodes_known = self.known.count();
         stats.inodes_active = self.inodes.count();
         stats.flush_failures = self.counters.flush_failures.load(Ordering::Relaxed);

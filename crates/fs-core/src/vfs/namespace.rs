@@ -141,6 +141,7 @@ impl Vfs {
     /// `ReadOnly`; `NotFound`; `IsDirectory`; `NotPermitted`.
     pub async fn unlink(&self, parent: Ino, name: &Name) -> Result<()> {
         self.check_writable()?;
+        self.places.removed(parent, name);
         let unlinked = self.meta.unlink(parent, name).await?;
         self.lost_name(&unlinked);
         Ok(())
@@ -152,6 +153,7 @@ impl Vfs {
     /// `ReadOnly`; `NotFound`; `NotDirectory`; `NotEmpty`; `NotPermitted`.
     pub async fn rmdir(&self, parent: Ino, name: &Name) -> Result<()> {
         self.check_writable()?;
+        self.places.removed(parent, name);
         let unlinked = self.meta.rmdir(parent, name).await?;
         self.lost_name(&unlinked);
         Ok(())
@@ -173,6 +175,9 @@ impl Vfs {
                 self.store_named(args.parent, args.name).await?;
                 self.store_named(args.new_parent, args.new_name).await?;
             }
+        }
+        if args.mode != RenameMode::Exchange {
+            self.places.removed(args.parent, args.name);
         }
         let renamed = self
             .meta

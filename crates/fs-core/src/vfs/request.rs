@@ -213,8 +213,8 @@ pub enum ReaddirMode {
 /// A piece of a directory listing.
 #[derive(Debug, Clone, Copy)]
 pub struct ReaddirArgs {
-    /// The directory's handle.
-    pub fh: Fh,
+    /// The directory.
+    pub dir: Ino,
     /// 0 from the beginning, otherwise the cookie of the last entry seen.
     pub cookie: u64,
     /// Names only, or attributes too.
@@ -347,8 +347,6 @@ pub struct VfsStats {
     pub pending_bytes: u64,
     /// Open files.
     pub files_open: u64,
-    /// Open directories.
-    pub directories_open: u64,
     /// Inodes that the kernel knows.
     pub inodes_known: u64,
     /// Inodes with state in memory.

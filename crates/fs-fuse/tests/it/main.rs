@@ -4,6 +4,7 @@ mod gate;
 #[expect(clippy::unwrap_used, reason = "what fails to mount fails its test")]
 mod mounted;
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -224,11 +225,11 @@ fn settles<T: PartialEq + Debug>(now: impl Fn() -> T, expected: &T, what: &str) 
     }
 }
 
-/// Waits until the filesystem has so many files and directories open and knows so many inodes of the kernel's.
-fn settles_at(mounted: &Mounted, expected: (u64, u64, u64), what: &str) {
+/// Waits until the filesystem has so many files open and knows so many inodes of the kernel's.
+fn settles_at(mounted: &Mounted, expected: (u64, u64), what: &str) {
     let now = || {
         let stats = mounted.stats();
-        (stats.files_open, stats.directories_open, stats.inodes_known)
+        (stats.files_open, stats.inodes_known)
     };
     settles(now, &expected, what);
 }
@@ -238,7 +239,7 @@ fn nothing_is_left(mounted: &Mounted) {
     for name in mounted.list("") {
         mounted.remove(&name);
     }
-    settles_at(mounted, (0, 0, 0), "when all is removed");
+    settles_at(mounted, (0, 0), "when all is removed");
 }
 
 #[test]
@@ -250,6 +251,66 @@ fn a_listing_tells_the_kernel_of_all_entries() {
     assert_eq!(mounted.list("large"), names);
     let known = mounted.stats().inodes_known;
     assert!(known > 1000, "the kernel knows {known} inodes, and has to ask for each of the others");
+}
+
+/// Names in a directory, sorted, with nothing asked of the filesystem.
+fn listed_by_the_kernel(mounted: &Mounted, name: &str) -> Vec<String> {
+    // Its access time, which the last listing may have moved.
+    let _ = fs::metadata(mounted.path(name));
+    mounted.gate().turn(Gate::Passes(0));
+    let names = mounted.list(name);
+    mounted.gate().turn(Gate::Open);
+    names
+}
+
+#[test]
+fn a_listing_that_the_kernel_keeps_follows_every_change() {
+    use rustix::fs::{CWD, renameat_with};
+    let Some(mounted) = Mounted::new("") else { return };
+    let files: Vec<String> = (0..1000).map(|number| format!("file{number:03}")).collect();
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    mounted.make_behind_the_kernel("d", &files);
+    mounted.make_behind_the_kernel("other", &["x"]);
+    let changes: [Call; 9] = [
+        |d| File::create_new(d.join("new")).map(drop),
+        |d| fs::create_dir(d.join("dir")),
+        |d| std::os::unix::fs::symlink("to", d.join("symlink")),
+        |d| fs::hard_link(d.join("new"), d.join("link")),
+        |d| fs::remove_file(d.join("file500")),
+        |d| fs::remove_dir(d.join("dir")),
+        |d| fs::rename(d.join("file000"), d.join("../other/file000")),
+        |d| fs::rename(d.join("../other/file000"), d.join("file999")),
+        |d| Ok(renameat_with(CWD, d.join("../other/x"), CWD, d.join("new"), RenameFlags::EXCHANGE)?),
+    ];
+    let mut expected: BTreeSet<String> = files.iter().map(|name| (*name).to_owned()).collect();
+    let (d, other) = (mounted.path("d"), mounted.path("other"));
+    for (number, change) in changes.into_iter().enumerate() {
+        assert!(mounted.list("d").iter().eq(&expected), "before change {number}");
+        mounted.list("other");
+        assert!(listed_by_the_kernel(&mounted, "d").iter().eq(&expected), "kept before change {number}");
+        // One who is in the middle, and finds every entry that stays, once.
+        let mut listing = fs::read_dir(&d).unwrap();
+        let mut found: Vec<String> = Vec::new();
+        let mut take = |listing: &mut fs::ReadDir, count| {
+            found.extend(listing.take(count).map(|entry| entry.unwrap().file_name().into_string().unwrap()));
+        };
+        take(&mut listing, 100);
+        change(d.clone()).unwrap();
+        let after: BTreeSet<String> = fs::read_dir(&d)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        take(&mut listing, usize::MAX);
+        let once: BTreeSet<String> = found.iter().cloned().collect();
+        assert_eq!(once.len(), found.len(), "entries came twice at change {number}");
+        assert!(expected.intersection(&after).all(|name| once.contains(name)), "missed at change {number}");
+        assert!(number == 7 || number == 8 || after != expected, "nothing seen of change {number}");
+        expected = after;
+    }
+    let ends = ["link", "new", "symlink"].map(str::to_owned);
+    let left = (1..1000).filter(|number| *number != 500).map(|number| format!("file{number:03}"));
+    assert!(expected.iter().eq(&left.chain(ends).collect::<BTreeSet<_>>()));
+    assert_eq!(fs::read_dir(other).unwrap().count(), 1);
 }
 
 type Call = fn(PathBuf) -> std::io::Result<()>;
@@ -270,11 +331,11 @@ fn what_came_too_late_is_taken_back() {
         ("node", |path| fs::create_dir(path)),
         ("copy", |path| fs::hard_link(path.with_file_name("file"), path)),
         ("file", |path| OpenOptions::new().append(true).open(path).map(drop)),
-        ("dir", |path| fs::read_dir(path).map(drop)),
+        ("dir", |path| fs::read_dir(path)?.next().map_or(Ok(()), |entry| entry.map(drop))),
     ];
     // The kernel does not forget what is open.
     let open = ["file", "dir"].map(|name| File::open(mounted.path(name)).unwrap());
-    settles_at(&mounted, (1, 1, 2), "before");
+    settles_at(&mounted, (1, 2), "before");
     mounted.gate().turn(Gate::Shut);
     for (name, call) in calls {
         let failed = call(mounted.path(name)).unwrap_err();
@@ -285,7 +346,7 @@ fn what_came_too_late_is_taken_back() {
     let others = tasks() - calls.len();
     mounted.gate().turn(Gate::Open);
     settles(|| tasks() <= others, &true, "when the late results are there");
-    settles_at(&mounted, (1, 1, 2), "after");
+    settles_at(&mounted, (1, 2), "after");
     drop(open);
     // What came too late has happened all the same.
     assert!(fs::metadata(mounted.path("unseen")).unwrap().is_dir());
@@ -320,13 +381,13 @@ fn what_fails_half_way_is_taken_back() {
                 File::open(mounted.path(&name)).unwrap()
             });
             let listed = u64::from(list.is_some());
-            settles_at(&mounted, (1, listed, 1 + listed), &name);
+            settles_at(&mounted, (1, 1 + listed), &name);
             mounted.gate().turn(Gate::Passes(passes));
             let done = call(mounted.path(&name));
             mounted.gate().turn(Gate::Open);
             if let Err(failed) = &done {
                 assert_eq!(failed.raw_os_error(), Some(libc::EIO), "{name}: {failed}");
-                settles_at(&mounted, (1, listed, 1 + listed), &name);
+                settles_at(&mounted, (1, 1 + listed), &name);
                 failures += 1;
             }
             drop(list);

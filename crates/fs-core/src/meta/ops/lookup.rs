@@ -16,12 +16,20 @@ impl Meta {
         self.read(|txn| async move { lookup_in(&*txn, parent, name).await }).await
     }
 
-    /// The directory that `..` in `dir` leads to.
+    /// The attributes of the directory `dir`, and where `..` leads to in it, which of a removed directory may be gone. One
+    /// read, no conflicts.
     ///
     /// # Errors
-    /// `Stale` without such an inode; `NotDirectory`; `NotFound` when the parent of a removed directory is gone too.
-    pub async fn lookup_parent(&self, dir: Ino) -> Result<Attr> {
-        self.read(|txn| async move { lookup_parent_in(&*txn, dir).await }).await
+    /// `Stale` without such an inode; `NotDirectory`.
+    pub async fn getattr_and_parent(&self, dir: Ino) -> Result<(Attr, Ino)> {
+        self.read(|txn| async move {
+            let node = known(peek(&*txn, dir).await?)?;
+            if node.inode.kind != Kind::Directory {
+                return Err(ErrorKind::NotDirectory.into());
+            }
+            Ok((node.attr(), node.inode.parent))
+        })
+        .await
     }
 
     /// The attributes of `ino`. One read, no conflicts.
@@ -37,13 +45,4 @@ async fn lookup_in(txn: &dyn Txn, parent: Ino, name: &Name) -> Result<Attr> {
     let value = txn.snapshot_get(&key::dentry(parent, name)).await?.ok_or(ErrorKind::NotFound)?;
     let dentry = DentryRecord::decode(&value)?;
     Ok(named(peek(txn, dentry.ino).await?, dentry.ino)?.attr())
-}
-
-async fn lookup_parent_in(txn: &dyn Txn, dir: Ino) -> Result<Attr> {
-    let node = known(peek(txn, dir).await?)?;
-    if node.inode.kind != Kind::Directory {
-        return Err(ErrorKind::NotDirectory.into());
-    }
-    let parent = peek(txn, node.inode.parent).await?.ok_or(ErrorKind::NotFound)?;
-    Ok(parent.attr())
 }

@@ -108,7 +108,7 @@ async fn second_names_and_wrong_parents_of_directories() {
     })
     .await;
     s.assert_found_and_mended(Finding::WrongParent { ino: s.sub, stored: Ino(5), actual: s.dir }).await;
-    assert_eq!(s.v.meta.lookup_parent(s.sub).await.unwrap().ino, s.dir);
+    assert_eq!(s.v.meta.getattr_and_parent(s.sub).await.unwrap().1, s.dir);
 }
 
 #[tokio::test]
@@ -139,8 +139,8 @@ async fn inodes_without_a_name_are_found_again() {
     let lost = s.v.meta.lookup(ROOT, &name("lost+found")).await.unwrap().ino;
     let file = s.v.meta.lookup(lost, &name(&format!("ino-{}", s.file))).await.unwrap();
     assert_eq!((file.ino, file.size, file.nlink), (s.file, 4096, 1));
-    assert_eq!(s.v.meta.lookup_parent(s.sub).await.unwrap().ino, s.dir);
-    assert_eq!(s.v.meta.lookup_parent(s.dir).await.unwrap().ino, lost);
+    assert_eq!(s.v.meta.getattr_and_parent(s.sub).await.unwrap().1, s.dir);
+    assert_eq!(s.v.meta.getattr_and_parent(s.dir).await.unwrap().1, lost);
 }
 
 #[tokio::test]

@@ -243,7 +243,7 @@ async fn compare(v: &Fixture, tree: &Tree) {
         let nlink = if thing.names == 0 { 0 } else { 2 + u32::try_from(subdirectories).unwrap() };
         assert_eq!(attr.nlink, nlink);
         if thing.names > 0 {
-            let parent = v.meta.lookup_parent(thing.ino).await.unwrap().ino;
+            let parent = v.meta.getattr_and_parent(thing.ino).await.unwrap().1;
             assert_eq!(parent, tree.things[thing.parent].ino);
         }
         let listed: Vec<(String, Ino, Kind)> = v

@@ -144,7 +144,7 @@ async fn nothing_is_made_in_a_removed_directory(kv: Arc<dyn Kv>) {
     let moved = v.rename((ROOT, "f"), (dir, "f"), RenameMode::Replace).await;
     assert_eq!(kind_of(moved), ErrorKind::NotFound);
     assert_eq!(v.meta.readdir(dir, None, 10).await.unwrap().items, vec![]);
-    assert_eq!(v.meta.lookup_parent(dir).await.unwrap().ino, ROOT);
+    assert_eq!(v.meta.getattr_and_parent(dir).await.unwrap().1, ROOT);
 }
 
 async fn rename_moves_and_replaces(kv: Arc<dyn Kv>) {
@@ -172,7 +172,7 @@ async fn rename_moves_and_replaces(kv: Arc<dyn Kv>) {
     let empty = v.dir(b, "empty").await;
     let renamed = v.rename((a, "sub"), (b, "empty"), RenameMode::Replace).await.unwrap();
     assert_eq!(renamed.replaced.unwrap().ino, empty);
-    assert_eq!(v.meta.lookup_parent(sub).await.unwrap().ino, b);
+    assert_eq!(v.meta.getattr_and_parent(sub).await.unwrap().1, b);
     assert_eq!(v.meta.getattr(a).await.unwrap().nlink, 2);
     assert_eq!(v.meta.getattr(b).await.unwrap().nlink, 3);
     v.assert_clean().await;
@@ -213,7 +213,7 @@ async fn exchange_swaps_across_kinds_and_parents(kv: Arc<dyn Kv>) {
     assert_eq!((renamed.moved, renamed.exchanged), (file, Some(dir)));
     assert_eq!(v.meta.lookup(a, &name("x")).await.unwrap().ino, dir);
     assert_eq!(v.meta.lookup(b, &name("y")).await.unwrap().ino, file);
-    assert_eq!(v.meta.lookup_parent(dir).await.unwrap().ino, a);
+    assert_eq!(v.meta.getattr_and_parent(dir).await.unwrap().1, a);
     assert_eq!(v.meta.getattr(a).await.unwrap().nlink, 3);
     assert_eq!(v.meta.getattr(b).await.unwrap().nlink, 2);
     for ino in [file, dir] {

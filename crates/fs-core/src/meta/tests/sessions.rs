@@ -35,7 +35,7 @@ async fn format_makes_one_empty_volume(kv: Arc<dyn Kv>) {
     let meta = Meta::open(kv, clock, &OpenOptions::default()).await.unwrap();
     let root = meta.getattr(ROOT).await.unwrap();
     assert_eq!((root.uid, root.gid, root.mode, root.nlink), (3, 4, 0o1777, 2));
-    assert_eq!(meta.lookup_parent(ROOT).await.unwrap().ino, ROOT);
+    assert_eq!(meta.getattr_and_parent(ROOT).await.unwrap().1, ROOT);
 }
 
 async fn sessions_come_and_go(kv: Arc<dyn Kv>) {

@@ -7,7 +7,7 @@ use crate::types::{SetTime, Timestamp};
 type Listed = Vec<(Vec<u8>, u64)>;
 
 /// Lists from a cookie on, at most `room` entries.
-async fn list(vfs: &Vfs, fh: Fh, cookie: u64, room: usize, mode: ReaddirMode) -> Listed {
+async fn list(vfs: &Vfs, dir: Ino, cookie: u64, room: usize, mode: ReaddirMode) -> Listed {
     let mut listed = Vec::new();
     let mut sink = |entry: &DirEntry<'_>| {
         if listed.len() == room {
@@ -20,7 +20,7 @@ async fn list(vfs: &Vfs, fh: Fh, cookie: u64, room: usize, mode: ReaddirMode) ->
         listed.push((entry.name.to_vec(), entry.cookie));
         ControlFlow::Continue(())
     };
-    vfs.readdir(ReaddirArgs { fh, cookie, mode, entries_max: room }, &mut sink).await.unwrap();
+    vfs.readdir(ReaddirArgs { dir, cookie, mode, entries_max: room }, &mut sink).await.unwrap();
     listed
 }
 
@@ -42,11 +42,10 @@ async fn a_listing_shows_each_lasting_entry_once_while_others_come_and_go() {
         vfs.mkdir(node(&name(&format!("stay{i:03}")))).await.unwrap();
         vfs.mkdir(node(&name(&format!("go{i:03}")))).await.unwrap();
     }
-    let fh = vfs.opendir(Ino::ROOT).await.unwrap().fh;
     let mut seen: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
     let (mut cookie, mut round) = (0, 0);
     loop {
-        let page = list(&vfs, fh, cookie, 7, ReaddirMode::Names).await;
+        let page = list(&vfs, Ino::ROOT, cookie, 7, ReaddirMode::Names).await;
         let Some((_, last)) = page.last() else { break };
         cookie = *last;
         for (name, _) in page {
@@ -64,9 +63,8 @@ async fn a_listing_shows_each_lasting_entry_once_while_others_come_and_go() {
     assert!(seen.values().all(|count| *count == 1));
     assert_eq!(seen.get(&b"."[..]), Some(&1));
     // Rewound, it shows what is there now.
-    let again = list(&vfs, fh, 0, 1000, ReaddirMode::Plus).await;
+    let again = list(&vfs, Ino::ROOT, 0, 1000, ReaddirMode::Plus).await;
     assert_eq!(again.len(), 2 + 200 + 200);
-    vfs.releasedir(fh).await.unwrap();
     unmount(vfs).await;
 }
 
@@ -77,15 +75,25 @@ async fn cookies_lead_back_to_their_places() {
     for i in 0..50 {
         vfs.mkdir(node(&name(&format!("d{i:02}")))).await.unwrap();
     }
-    let fh = vfs.opendir(Ino::ROOT).await.unwrap().fh;
-    let all = list(&vfs, fh, 0, 1000, ReaddirMode::Names).await;
+    let all = list(&vfs, Ino::ROOT, 0, 1000, ReaddirMode::Names).await;
     vfs.rmdir(Ino::ROOT, &name("d10")).await.unwrap();
+    let (from, to) = (name("d49"), name("d30"));
+    let mode = RenameMode::Replace;
+    let moved = RenameArgs { parent: Ino::ROOT, name: &from, new_parent: Ino::ROOT, new_name: &to, mode };
+    vfs.rename(moved).await.unwrap();
     vfs.mkdir(node(&name("d20a"))).await.unwrap();
-    for (index, (_, cookie)) in all.iter().enumerate().rev() {
-        let rest = list(&vfs, fh, *cookie, 1000, ReaddirMode::Names).await;
-        let expected: Listed = all[index + 1..].iter().filter(|(name, _)| name != b"d10").cloned().collect();
-        assert_eq!(rest, expected);
+    let now = list(&vfs, Ino::ROOT, 0, 1000, ReaddirMode::Names).await;
+    assert_eq!(now.len(), all.len() - 1);
+    for (at, cookie) in &all {
+        let rest = list(&vfs, Ino::ROOT, *cookie, 1000, ReaddirMode::Names).await;
+        let dots = now.iter().filter(|(name, _)| at == b"." && name == b"..");
+        let after = now.iter().filter(|(name, _)| name > at && !name.starts_with(b"."));
+        let expected: Listed = dots.chain(after).cloned().collect();
+        assert_eq!(rest, expected, "after {}", at.escape_ascii());
     }
+    let unknown = ReaddirArgs { dir: Ino::ROOT, cookie: 77, mode: ReaddirMode::Names, entries_max: 1 };
+    let refused = vfs.readdir(unknown, &mut |_: &DirEntry<'_>| ControlFlow::Break(())).await;
+    assert_eq!(refused.unwrap_err().kind, ErrorKind::Invalid);
     unmount(vfs).await;
 }
 
@@ -94,11 +102,9 @@ async fn a_removed_open_directory_is_empty_and_can_be_asked() {
     let world = World::new().await;
     let vfs = world.mount().await;
     let dir = vfs.mkdir(node(&name("d"))).await.unwrap().ino;
-    let fh = vfs.opendir(dir).await.unwrap().fh;
     vfs.rmdir(Ino::ROOT, &name("d")).await.unwrap();
-    assert!(list(&vfs, fh, 0, 10, ReaddirMode::Names).await.is_empty());
+    assert!(list(&vfs, dir, 0, 10, ReaddirMode::Names).await.is_empty());
     assert_eq!(vfs.getattr(dir).await.unwrap().nlink, 0);
-    vfs.releasedir(fh).await.unwrap();
     vfs.forget(dir, 1);
     vfs.gc().await.unwrap();
     assert_eq!(vfs.getattr(dir).await.unwrap_err().kind, ErrorKind::Stale);
@@ -284,7 +290,9 @@ async fn kinds_without_contents_cannot_be_opened_as_files() {
     let opened = vfs.open(dir.ino, flags(AccessMode::Read)).await;
     assert_eq!(opened.unwrap_err().kind, ErrorKind::IsDirectory);
     let fifo = vfs.mknod(node(&name("p")), NodeKind { kind: Kind::Fifo, rdev: 0 }).await.unwrap();
-    assert_eq!(vfs.opendir(fifo.ino).await.unwrap_err().kind, ErrorKind::NotDirectory);
+    let args = ReaddirArgs { dir: fifo.ino, cookie: 0, mode: ReaddirMode::Names, entries_max: 1 };
+    let listed = vfs.readdir(args, &mut |_: &DirEntry<'_>| ControlFlow::Continue(())).await;
+    assert_eq!(listed.unwrap_err().kind, ErrorKind::NotDirectory);
     let link = vfs.symlink(node(&name("l")), b"d").await.unwrap();
     assert_eq!(vfs.readlink(link.ino).await.unwrap(), &b"d"[..]);
     unmount(vfs).await;

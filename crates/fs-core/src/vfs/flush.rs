@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -28,7 +28,7 @@ use crate::data::{Lane, PackTicket, Place, Pressure, RunBytes};
 use crate::types::{ChunkIndex, Error, ErrorKind, Ino, PackId, PackedRun, Result};
 
 /// Files up to this length keep their bytes in the slice record.
-const INLINE_BYTES_MAX: u64 = 4 << 10;
+pub(super) const INLINE_BYTES_MAX: u64 = 4 << 10;
 /// A sequential write of so many bytes is sent on at once, in packs of the file's own.
 pub(super) const STREAM_BYTES_MIN: u64 = 8 << 20;
 /// Aligned windows of zeros of this size become holes.
@@ -45,6 +45,10 @@ const SEAL_PAUSE: Duration = Duration::from_millis(250);
 /// How often, and after how long each time, whoever stores everything looks whether staging is over.
 const SETTLE_TRIES: u32 = 40;
 const SETTLE_PAUSE: Duration = Duration::from_millis(25);
+/// So many bytes of closed files are sent on without waiting while nothing is being sent, twice as many the next time,
+/// until they fill a pack; after a pause it begins anew.
+const EARLY_BYTES_MIN: u64 = 4 << 20;
+const EARLY_BYTES_MAX: u64 = 16 << 20;
 /// Pause before what failed is tried again without being asked.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -76,7 +80,44 @@ pub(super) struct Flusher {
     /// Dirty files, the one that became so first in front.
     dirty: Mutex<VecDeque<(Instant, InodeRef)>>,
     hurry: Notify,
+    early: Mutex<Early>,
+    /// Workers that are storing files.
+    busy: AtomicUsize,
     packs: Mutex<HashMap<PackId, PackUse>>,
+}
+
+/// When closed files are sent on before they are old.
+#[derive(Debug, Default)]
+struct Early {
+    /// Of files that were closed since files were sent on, and when the first was: what is old is sent in any case.
+    bytes: u64,
+    first: Option<Instant>,
+    /// How many were needed, and when.
+    last: Option<(u64, Instant)>,
+}
+
+impl Early {
+    fn closed(&mut self, bytes: u64, pause: Duration) {
+        if self.first.is_none_or(|first| first.elapsed() >= pause) {
+            self.first = Some(Instant::now());
+            self.bytes = 0;
+        }
+        self.bytes += bytes;
+    }
+
+    /// How many bytes to send on now that a file was closed and nothing is being sent.
+    fn due(&mut self, pause: Duration) -> Option<u64> {
+        let enough = match self.last {
+            Some((bytes, since)) if since.elapsed() < pause => (2 * bytes).min(EARLY_BYTES_MAX),
+            _ => EARLY_BYTES_MIN,
+        };
+        if self.bytes < enough {
+            return None;
+        }
+        self.last = Some((enough, Instant::now()));
+        self.first = None;
+        Some(std::mem::take(&mut self.bytes))
+    }
 }
 
 /// Jobs that wait for a worker.
@@ -134,6 +175,8 @@ impl Flusher {
             urgent: Queue::default(),
             dirty: Mutex::default(),
             hurry: Notify::new(),
+            early: Mutex::default(),
+            busy: AtomicUsize::new(0),
             packs: Mutex::default(),
         }
     }
@@ -151,6 +194,11 @@ impl Flusher {
     /// Memory is short.
     pub(super) fn hurry(&self) {
         self.hurry.notify_one();
+    }
+
+    /// Whether files are being stored.
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Relaxed) > 0
     }
 
     fn push(&self, job: Job) {
@@ -232,7 +280,9 @@ impl Vfs {
                 while let Some(vfs) = vfs.upgrade() {
                     let queue = if worker < WORKERS { &vfs.flusher.queue } else { &vfs.flusher.urgent };
                     let jobs = queue.take().await;
+                    vfs.flusher.busy.fetch_add(1, Ordering::Relaxed);
                     vfs.run_jobs(jobs).await;
+                    vfs.flusher.busy.fetch_sub(1, Ordering::Relaxed);
                 }
             });
         }
@@ -272,6 +322,20 @@ impl Vfs {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         });
+    }
+
+    /// A file was closed that has so many dirty bytes. They will be sent when they are old, or with many others; while the
+    /// store has nothing to do, as soon as they are enough for a pack that is not small.
+    pub(super) fn closed_dirty(&self, bytes: u64) {
+        let due = {
+            let mut early = self.flusher.early.lock();
+            early.closed(bytes, self.options.flush_after);
+            if self.flusher.is_busy() { None } else { early.due(self.options.flush_after) }
+        };
+        if let Some(bytes) = due {
+            let now = Instant::now();
+            self.flush_listed(now.checked_sub(self.options.flush_after).unwrap_or(now), bytes);
+        }
     }
 
     /// Starts to flush the oldest dirty files, about a quarter of the budget.

@@ -29,6 +29,7 @@ use crate::types::{
 mod check;
 mod concurrent;
 mod differential;
+mod early;
 mod faults;
 mod gc;
 mod names;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::Vfs;
-use super::flush::STREAM_BYTES_MIN;
+use super::flush::{INLINE_BYTES_MAX, STREAM_BYTES_MIN};
 use super::handle::{FileHandle, InodeRef, Reach, ToldBy};
 use super::inode::{Failure, InodeState, Life, SetIds};
 use super::readahead::Readahead;
@@ -249,6 +249,12 @@ impl Vfs {
     pub async fn release(&self, fh: Fh) -> Result<()> {
         let handle = self.handles.remove_file(fh)?;
         let ino = handle.inode.ino;
+        if handle.flags.access.writes() {
+            let dirty = handle.inode.state().dirty.data_bytes();
+            if dirty > INLINE_BYTES_MAX {
+                self.closed_dirty(dirty);
+            }
+        }
         drop(handle);
         if self.known.closed(ino) == Reach::Unreachable {
             self.collector.reap_later(ino);

@@ -12,6 +12,8 @@ use crate::types::{Attr, ErrorKind, Ino, Kind, Name, Result};
 /// Entries that are read at a time.
 const PAGE_MIN: usize = 16;
 const PAGE_MAX: usize = 1024;
+/// Places where pages ended last after which an unknown one is looked for, before all names are.
+const STOPS_SEARCHED: usize = 16;
 
 impl Vfs {
     /// Lists entries after a cookie until the sink is full (readdir(3)): `.` and `..` first, then names in order. Every
@@ -19,7 +21,7 @@ impl Vfs {
     ///
     /// # Errors
     /// `NotDirectory`; `Stale`; `Invalid` for a cookie that no listing of this directory has given out, or whose name was
-    /// removed before tens of thousands of others; `Io`.
+    /// removed before a hundred thousand others; `Io`.
     pub async fn readdir(&self, args: ReaddirArgs, sink: DirSink<'_>) -> Result<()> {
         let dir = args.dir;
         if args.cookie < COOKIE_DOT_DOT && !self.list_dots(dir, args.cookie, sink).await? {
@@ -83,7 +85,7 @@ impl Vfs {
             return Ok(name);
         }
         // Who took only a part of a page goes on in the middle of one: after a place that an earlier page ended with.
-        for stop in self.places.stops(dir) {
+        for stop in self.places.stops(dir).into_iter().take(STOPS_SEARCHED) {
             let page = self.meta.readdir(dir, Some(&stop), PAGE_MAX).await?;
             if let Some(name) = named(page.items, cookie) {
                 self.places.stopped_at(dir, name.clone());

@@ -18,10 +18,10 @@ use crate::types::{Ino, Name};
 pub(super) const COOKIE_DOT: u64 = 1;
 pub(super) const COOKIE_DOT_DOT: u64 = 2;
 
-/// Names that are remembered of a directory: what was listed last, by a few at once.
-const STOPS_MAX: usize = 16;
+/// Names that are remembered of a directory: what was listed last, by some at once, of whom one is slow.
+const STOPS_MAX: usize = 128;
 /// Memory for removed names, of which there are two generations.
-const REMOVED_BYTES_MAX: usize = 4 << 20;
+const REMOVED_BYTES_MAX: usize = 16 << 20;
 /// What a removed name takes beside its bytes.
 const REMOVED_OVERHEAD: usize = 100;
 
@@ -120,16 +120,16 @@ mod tests {
         let places = Places::new();
         places.removed(DIR, &name(0));
         assert_eq!(places.name(DIR, cookie_of(&name(0))), None, "nobody has listed it");
-        for number in 0..100 {
+        for number in 0..1000 {
             places.stopped_at(DIR, name(number));
         }
-        assert_eq!(places.stops(DIR), (100 - STOPS_MAX..100).rev().map(name).collect::<Vec<_>>());
-        let count = 100_000;
+        assert_eq!(places.stops(DIR), (1000 - STOPS_MAX..1000).rev().map(name).collect::<Vec<_>>());
+        let count = 300_000;
         for number in 0..count {
             places.removed(DIR, &name(number));
         }
         let remembered = |number| places.name(DIR, cookie_of(&name(number))) == Some(name(number));
-        assert!((count - 10_000..count).all(remembered));
+        assert!((count - 50_000..count).all(remembered));
         assert!(
             (0..count).filter(|number| remembered(*number)).count() * 150
                 < REMOVED_BYTES_MAX + 150 * STOPS_MAX

@@ -27,6 +27,7 @@ use super::cache::{BlockKey, MemoryCache};
 use super::disk_cache::{DiskCache, Now};
 use super::layout::block_plain_len;
 use super::objects::Objects;
+use super::pack;
 use super::pieces::{Part, Pieces};
 use super::retry::Failure;
 use super::staging::Staging;
@@ -38,7 +39,11 @@ use crate::types::{Block, CHUNK_BYTES, Error, ErrorKind, PackId, PackedRun, Resu
 /// Tasks that prefetch; more are shed.
 const PREFETCHES_MAX: usize = 64;
 /// Prefetched blocks a task.
-const PREFETCH_BLOCKS: usize = 128;
+const PREFETCH_BLOCKS: usize = 256;
+/// A fetch of a pack's first blocks that is at least so long is probably one of all its blocks.
+const WHOLE_BYTES_MIN: u64 = 2 << 20;
+/// The footer of a pack with few runs is no longer.
+const FOOTER_BYTES: u64 = 16 << 10;
 /// Fetches that verifying has under way.
 const VERIFIES_MAX: usize = 4;
 /// Longer runs are parts of large files, whose readers know what comes next.
@@ -252,13 +257,13 @@ impl Reader {
             }));
         }
         let remote: Vec<Wanted> = remote.into_values().collect();
-        let groups: Vec<Vec<Wanted>> = self.groups(&remote).map(<[Wanted]>::to_vec).collect();
+        let once = Purpose::Read(ReadHint::Once);
+        let groups: Vec<Vec<Wanted>> = self.groups(&remote, &once).map(<[Wanted]>::to_vec).collect();
         let mut checks = stream::iter(groups)
             .map(async |group: Vec<Wanted>| {
                 let _memory = self.fetch_memory.acquire(span_bytes(&group)).await;
                 let pack = group[0].key.0;
                 let mut fetched = HashMap::new();
-                let once = Purpose::Read(ReadHint::Once);
                 let missing = self.ask_staging(group, &once, &mut fetched).await;
                 fetched.extend(self.fetch_store(missing, &once).await);
                 (pack, fetched)
@@ -335,7 +340,7 @@ impl Reader {
                 flights.push(flight);
             }
         }
-        for group in self.groups(&mine) {
+        for group in self.groups(&mine, purpose) {
             let flight = Arc::clone(self).fly(group.to_vec(), purpose.clone()).boxed().shared();
             if let Some(weak) = flight.downgrade() {
                 under_way.extend(group.iter().map(|wanted| (wanted.key, weak.clone())));
@@ -362,7 +367,7 @@ impl Reader {
         let missing = self.ask_disk(missing, &purpose, &mut fetched).await;
         self.counters.add(|counters| &counters.misses, missing.len() as u64);
         let missing = self.ask_around(missing, &purpose, &mut fetched).await;
-        let gets = self.groups(&missing).map(|part| self.fetch_store(part.to_vec(), &purpose));
+        let gets = self.groups(&missing, &purpose).map(|part| self.fetch_store(part.to_vec(), &purpose));
         for part in future::join_all(gets).await {
             fetched.extend(part);
         }
@@ -538,12 +543,12 @@ impl Reader {
     async fn fetch_once(&self, group: &[Wanted], purpose: &Purpose, fetched: &mut Blocks) -> Vec<Wanted> {
         let (Some(first), Some(last)) = (group.first(), group.last()) else { return Vec::new() };
         let pack = first.key.0;
-        let blocks = first.stored().start..last.stored().end;
+        let (asked, end) = object_range(first.stored().start..last.stored().end);
         let failed = || self.counters.add(|counters| &counters.fetch_failures, 1);
         let body = {
             let _permit = self.requests.acquire().await;
             self.counters.add(|counters| &counters.fetches, 1);
-            self.objects.get(pack, blocks.clone(), blocks.end, failed).await
+            self.objects.get(pack, asked.clone(), end, failed).await
         };
         let body = match body {
             Ok(body) => body,
@@ -561,7 +566,7 @@ impl Reader {
         let together = if matches!(purpose, Purpose::Read(ReadHint::Normal)) { 1 } else { DECODED_TOGETHER };
         let alike = group.chunk_by(|one, next| one.block.raw == next.block.raw);
         for blocks_alike in alike.flat_map(|alike| alike.chunks(together)) {
-            let stored = |wanted: &Wanted| body.part(within(&wanted.stored(), blocks.start));
+            let stored = |block: &Wanted| body.part(within(&block.stored(), asked.start));
             for (wanted, plain) in blocks_alike.iter().zip(decode_alike(blocks_alike, stored)) {
                 let block = match plain {
                     Ok(plain) => {
@@ -645,9 +650,17 @@ impl Reader {
     }
 
     /// Cuts blocks (ascending by key) into what one GET fetches.
-    fn groups<'a>(&self, blocks: &'a [Wanted]) -> impl Iterator<Item = &'a [Wanted]> + use<'a> {
+    fn groups<'a>(
+        &self,
+        blocks: &'a [Wanted],
+        purpose: &Purpose,
+    ) -> impl Iterator<Item = &'a [Wanted]> + use<'a> {
         let gap_max = u64::from(self.options.fetch_gap_bytes);
-        let bytes_max = u64::from(self.options.fetch_bytes_max);
+        let bytes_max = u64::from(match purpose {
+            Purpose::Read(_) => self.options.fetch_bytes_max,
+            // It has room, and is as long as the reader ahead of whom it is made would have it.
+            Purpose::Ahead(_) => self.options.fetch_bytes_max.max(self.options.pack_bytes),
+        });
         let mut rest = blocks;
         std::iter::from_fn(move || {
             let first = rest.first()?;
@@ -724,6 +737,17 @@ fn decode_alike(blocks: &[Wanted], stored: impl Fn(&Wanted) -> Part) -> Vec<Resu
         decoded.map(|()| plain.part(start..end))
     });
     parts.collect()
+}
+
+/// What to ask for to get `blocks`, and up to where there may be more: the whole object, if those are probably all blocks of
+/// a pack. Servers have less work with that than with a part of it.
+fn object_range(blocks: Range<u64>) -> (Range<u64>, u64) {
+    let from_first = blocks.start == u64::from(pack::HEADER_BYTES);
+    if from_first && blocks.end - blocks.start >= WHOLE_BYTES_MIN {
+        (0..blocks.end, blocks.end + FOOTER_BYTES)
+    } else {
+        (blocks.clone(), blocks.end)
+    }
 }
 
 /// Where stored bytes lie in what was fetched from `start` on.

@@ -11,6 +11,7 @@ use super::Vfs;
 use super::dirty::{PackedPart, Part};
 use super::handle::{FileHandle, InodeRef};
 use super::inode::{Chunk, within};
+use super::readahead::Share;
 use super::request::{AccessMode, Fh, Whence};
 use crate::data::{Pieces, Pressure, ReadHint, ReadRange, overlay};
 use crate::types::{CHUNK_BYTES, ChunkIndex, Error, ErrorKind, Ino, Result};
@@ -134,15 +135,7 @@ impl Vfs {
                 Some((_, Part::Zeros(len))) => Ok(BytesMut::zeroed(buffer_len(len)?).freeze()),
             };
         }
-        let ranges: Vec<ReadRange> = parts
-            .iter()
-            .filter_map(|(_, part)| match part {
-                Part::Packed(PackedPart { run, offset_in_run, len }) => {
-                    Some(ReadRange { run: Arc::clone(run), offset_in_run: *offset_in_run, len: *len })
-                }
-                Part::Zeros(_) | Part::Bytes(_) => None,
-            })
-            .collect();
+        let ranges = packed_ranges(&parts);
         let mut fetched = if ranges.is_empty() {
             Vec::new().into_iter()
         } else {
@@ -161,36 +154,37 @@ impl Vfs {
 
     /// The window of one of those who are read ahead of now. A quarter of the memory is left for what somebody has asked
     /// for and not taken: without it, who comes last would find none.
-    fn readahead_share(&self) -> u64 {
-        let readers = Arc::strong_count(&self.readers_ahead).saturating_sub(1).max(1) as u64;
-        let share = self.data.readahead_bytes_max() / 4 * 3 / readers;
-        share.max(READAHEAD_SHARE_MIN).min(self.options.readahead_bytes_max)
+    fn readahead_share(&self) -> Share {
+        let streams = Arc::strong_count(&self.readers_ahead).saturating_sub(1).max(1);
+        let window = self.data.readahead_bytes_max() / 4 * 3 / streams as u64;
+        let window_max = match self.memory.pressure() {
+            Pressure::Normal => window.max(READAHEAD_SHARE_MIN).min(self.options.readahead_bytes_max),
+            Pressure::High => 0,
+        };
+        Share { window_max, streams }
     }
 
     /// Starts to fetch what a sequential reader will ask for.
     async fn read_ahead(&self, handle: &FileHandle, offset: u64, len: u64) -> Result<()> {
-        let window_max = match self.memory.pressure() {
-            Pressure::Normal => self.readahead_share(),
-            Pressure::High => 0,
-        };
-        let ahead = handle.readahead.lock().advance(offset, len, window_max);
-        let Some(range) = ahead else { return Ok(()) };
-        let parts = self.resolve(&handle.inode, range.start, range.end - range.start).await?;
-        let ranges: Vec<ReadRange> = parts
-            .into_iter()
-            .filter_map(|(_, part)| match part {
-                Part::Packed(PackedPart { run, offset_in_run, len }) => {
-                    Some(ReadRange { run, offset_in_run, len })
+        let share = self.readahead_share();
+        let wish = handle.readahead.lock().advance(offset, len, share);
+        let Some(wish) = wish else { return Ok(()) };
+        let view = wish.view();
+        let parts = self.resolve(&handle.inode, view.start, view.end - view.start).await?;
+        let ends = if parts.is_empty() { Vec::new() } else { wish.fetches(&piece_ends(&parts, view.end)) };
+        handle.readahead.lock().asked(&wish, &ends);
+        let mut start = view.start;
+        for end in &ends {
+            let parts = self.resolve(&handle.inode, start, end - start).await?;
+            let ranges = packed_ranges(&parts);
+            if !ranges.is_empty() {
+                handle.read_ahead_of.get_or_init(|| Arc::clone(&self.readers_ahead));
+                if !self.data.prefetch(&ranges) {
+                    handle.readahead.lock().refused(&(start..ends[ends.len() - 1]));
+                    break;
                 }
-                Part::Zeros(_) | Part::Bytes(_) => None,
-            })
-            .collect();
-        if ranges.is_empty() {
-            return Ok(());
-        }
-        handle.read_ahead_of.get_or_init(|| Arc::clone(&self.readers_ahead));
-        if !self.data.prefetch(&ranges) {
-            handle.readahead.lock().refused(&range);
+            }
+            start = *end;
         }
         Ok(())
     }
@@ -261,6 +255,32 @@ impl Vfs {
         let next = [uncommitted, committed].into_iter().flatten().min();
         Ok(next.map_or(u64::MAX, |next| ChunkIndex::of(next.max(from)).start().max(from)))
     }
+}
+
+/// What of the parts is in packs.
+fn packed_ranges(parts: &[(u64, Part)]) -> Vec<ReadRange> {
+    let range = |part: &Part| match part {
+        Part::Packed(PackedPart { run, offset_in_run, len }) => {
+            Some(ReadRange { run: Arc::clone(run), offset_in_run: *offset_in_run, len: *len })
+        }
+        Part::Zeros(_) | Part::Bytes(_) => None,
+    };
+    parts.iter().filter_map(|(_, part)| range(part)).collect()
+}
+
+/// Where what one pack has in one piece ends, as far as that is before `view_end`.
+fn piece_ends(parts: &[(u64, Part)], view_end: u64) -> Vec<u64> {
+    let mut ends = Vec::new();
+    let mut pack = None;
+    for (start, part) in parts {
+        let Part::Packed(packed) = part else { continue };
+        if pack.replace(packed.run.pack).is_some_and(|before| before != packed.run.pack) {
+            ends.push(*start);
+        }
+    }
+    let end = parts.last().map(|(start, part)| start + part.len());
+    ends.extend(end.filter(|end| *end < view_end));
+    ends
 }
 
 fn buffer_len(bytes: u64) -> Result<usize> {

@@ -32,6 +32,27 @@ async fn a_read_of_what_one_fetch_brought_is_not_copied() {
 }
 
 #[tokio::test]
+async fn a_fetch_of_all_blocks_of_a_pack_is_one_of_the_whole_object() {
+    let (store, data) = open(options()).await;
+    let (first, _) = append_one(&data, Lane::Small, &noise(1, 12 << 20)).await;
+    let (second, _) = append_one(&data, Lane::Small, &noise(2, 3 << 20)).await;
+    let (alone, ticket) = append_one(&data, Lane::Stream(Ino(3)), &noise(3, 12 << 20)).await;
+    data.seal(Lane::Stream(Ino(3)));
+    let object_bytes = ticket.stored().await.unwrap().stored_bytes;
+    data.close().await.unwrap();
+    // A part of a pack is that part, with little behind it if it may be all.
+    let guess = u64::from(pack::HEADER_BYTES) + (16 << 10);
+    for (run, fetched_bytes) in [(alone, object_bytes), (first, (12 << 20) + guess), (second, 3 << 20)] {
+        let fresh = reopen(&store, options()).await;
+        assert!(fresh.prefetch(&part(&run, 0..run.plain_len / MIB)));
+        fetched_ahead(&fresh, run.plain_len.into()).await;
+        let stats = fresh.stats();
+        assert_eq!((stats.fetches, stats.fetched_bytes), (1, fetched_bytes));
+        assert_eq!(read_all(&fresh, &run).await.unwrap().len(), run.plain_len as usize);
+    }
+}
+
+#[tokio::test]
 async fn readers_borrow_what_writers_do_not_use_and_give_it_back() {
     let options = DataOptions {
         memory: Budget::new(16 << 20),

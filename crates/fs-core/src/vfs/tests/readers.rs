@@ -40,7 +40,7 @@ async fn read_in_order(vfs: &Vfs, number: u64, contents: &[u8]) {
 #[tokio::test(start_paused = true)]
 async fn large_files_are_read_in_few_requests_by_one_and_by_eight() {
     let (world, contents) = with_files().await;
-    for (readers, gets_max, millis_max) in [(1, 12, 80), (8, 8 * 17, 140)] {
+    for (readers, gets_max, millis_max) in [(1, 10, 60), (8, 8 * 10, 140)] {
         let vfs = world.mount().await;
         let (gets, began) = (vfs.data.stats().fetches, tokio::time::Instant::now());
         future::join_all((0..readers).map(|number| read_in_order(&vfs, number, &contents))).await;

@@ -21,6 +21,7 @@ on_each_backend! {
     fn locks_hold_between_processes;
     fn a_running_program_cannot_be_emptied;
     fn what_is_not_carried_is_refused;
+    fn a_listing_finds_what_stays_once_while_names_change;
 }
 
 fn files_survive_a_remount(backend: Backend) {
@@ -295,6 +296,36 @@ fn larger_packs_are_sent_in_parts() {
     assert!(large >= 1, "no object is larger than what one request sends");
     let mount = volume.mount();
     assert!(fs::read(mount.path().join("large")).unwrap() == bytes);
+    mount.unmount();
+    volume.assert_clean();
+}
+
+fn a_listing_finds_what_stays_once_while_names_change(backend: Backend) {
+    let Some(volume) = Volume::format(backend) else { return };
+    let mount = volume.mount();
+    let dir = mount.path().join("d");
+    fs::create_dir(&dir).unwrap();
+    let stays = |number: usize| number.is_multiple_of(5);
+    for number in 0..2000 {
+        fs::write(dir.join(format!("f{number:04}")), b"").unwrap();
+    }
+    // What is listed in full may be kept by the kernel, and must not be shown when names have changed.
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 2000);
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+    let mut listing = fs::read_dir(&dir).unwrap();
+    let mut found: Vec<String> = listing.by_ref().take(300).map(name).collect();
+    for number in (0..2000).filter(|number| !stays(*number)) {
+        fs::remove_file(dir.join(format!("f{number:04}"))).unwrap();
+    }
+    fs::write(dir.join("new"), b"").unwrap();
+    found.extend(listing.map(name));
+    for number in (0..2000).filter(|number| stays(*number)) {
+        let wanted = format!("f{number:04}");
+        assert_eq!(found.iter().filter(|found| **found == wanted).count(), 1, "{wanted}");
+    }
+    let now: Vec<String> = fs::read_dir(&dir).unwrap().map(name).collect();
+    assert_eq!(now.len(), 401);
+    assert!(now.contains(&"new".to_owned()));
     mount.unmount();
     volume.assert_clean();
 }

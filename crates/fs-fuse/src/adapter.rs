@@ -275,6 +275,14 @@ impl Filesystem for Adapter {
                 )
             })?;
         }
+        if !self.fs.options().kernel_keeps_written {
+            // The kernel without it has no care for what it keeps of a file while writes to the file go past that.
+            let refused = |_| {
+                let needs = "writes past the kernel's page cache need Linux 6.6: leave --cache-written on";
+                io::Error::new(io::ErrorKind::Unsupported, needs)
+            };
+            config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP).map_err(refused)?;
+        }
         let limits = [
             config.set_max_write(WRITE_BYTES_MAX).err(),
             config.set_max_background(BACKGROUND_MAX).err().map(u32::from),

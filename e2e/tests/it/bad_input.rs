@@ -207,6 +207,8 @@ fn wrong_arguments_are_a_usage_error() {
     assert_eq!(volume.run(&["mount"]).code(), Some(2));
     assert_eq!(volume.run(&["format", "redb:///tmp/x", "gopher://x"]).code(), Some(2));
     assert_eq!(volume.run(&["no-such-command"]).code(), Some(2));
+    let both = ["mount", "--writeback-cache", "on", "--cache-written", "off", "/mnt"];
+    assert_refused(&volume.run(&both), 2, &["--cache-written", "--writeback-cache"]);
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod differential;
 mod full_disk;
 mod memory;
 mod outage;
+mod page_cache;
 mod programs;
 mod staging;
 mod suites;

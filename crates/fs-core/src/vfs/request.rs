@@ -283,6 +283,8 @@ pub struct VfsOptions {
     pub access: WriteAccess,
     /// Whether the kernel caches writes (and thus knows size and mtime better; it places appends itself).
     pub kernel_caches_writes: bool,
+    /// Whether the kernel keeps what is written in its page cache. If not, files that are opened for writing alone bypass it.
+    pub kernel_keeps_written: bool,
     /// When access times change.
     pub atime: AtimeMode,
     /// How long a write waits for memory while nothing can be stored; `None`: for ever.
@@ -306,6 +308,7 @@ impl Default for VfsOptions {
         VfsOptions {
             access: WriteAccess::ReadWrite,
             kernel_caches_writes: false,
+            kernel_keeps_written: true,
             atime: AtimeMode::Relatime,
             io_timeout: Some(Duration::from_mins(5)),
             flush_after: Duration::from_secs(5),

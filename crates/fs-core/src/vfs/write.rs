@@ -14,7 +14,7 @@ use super::flush::{INLINE_BYTES_MAX, STREAM_BYTES_MIN};
 use super::handle::{FileHandle, InodeRef, Reach, ToldBy};
 use super::inode::{Failure, InodeState, Life, SetIds};
 use super::readahead::Readahead;
-use super::request::{Fh, OpenFlags, Opened, SyncMode, WriteArgs, WriteOrigin};
+use super::request::{AccessMode, Fh, OpenFlags, Opened, SyncMode, WriteArgs, WriteOrigin};
 use crate::data::BudgetGuard;
 use crate::meta::{FILE_BYTES_MAX, FLAG_APPEND, FLAG_IMMUTABLE, Membership, SetattrArgs};
 use crate::types::{Caller, Error, ErrorKind, Ino, Result, SetAttr};
@@ -58,8 +58,9 @@ impl Vfs {
         };
         let fh = self.handles.add_file(handle);
         let no_flush = told_by == ToldBy::NextWrite || !flags.access.writes();
+        let direct_io = !self.options.kernel_keeps_written && flags.access == AccessMode::Write;
         // One client owns the volume, so the kernel's pages can only be outdated by what the kernel itself does.
-        Opened { fh, keep_cache: true, direct_io: false, no_flush }
+        Opened { fh, keep_cache: true, direct_io, no_flush }
     }
 
     /// Writes (pwrite(2)): all bytes, or none.

@@ -4,6 +4,7 @@
 //! keys below a prefix, and counts bytes so that the limits are told in the same words as elsewhere. The client library
 //! is opened when the first `fdb://` volume is (see `rfs-fdb-dlopen`). Retries are the caller's (`rfs_kv::transact`).
 
+mod awaited;
 mod network;
 mod txn;
 
@@ -18,6 +19,7 @@ use foundationdb::{Database, FdbError};
 use futures::FutureExt;
 use rfs_kv::{Kv, KvError, Limits, Result, Txn, Watch};
 
+use awaited::awaited;
 pub use network::stop_network;
 use txn::FdbTxn;
 
@@ -150,7 +152,7 @@ impl Kv for FdbKv {
         let txn = self.transaction()?;
         // The read version is needed by the first read or by the commit anyway; asking for it here makes the
         // transaction's place in the order of commits the one that the contract promises, at no further round trip.
-        txn.get_read_version().await.map_err(told)?;
+        awaited(txn.get_read_version()).await.map_err(told)?;
         Ok(Arc::new(FdbTxn::new(txn, Arc::clone(&self.prefix), Arc::clone(&self.open))))
     }
 
@@ -164,8 +166,8 @@ impl Kv for FdbKv {
         let txn = self.transaction()?;
         let changed = txn.watch(&full);
         // A watch lives on after its transaction, and only if that commits.
-        txn.commit().await.map_err(|e| told(e.into()))?;
-        Ok(changed.map(|end| end.map_err(told)).boxed())
+        awaited(txn.commit()).await.map_err(|e| told(e.into()))?;
+        Ok(awaited(changed).map(|end| end.map_err(told)).boxed())
     }
 
     async fn close(&self) -> Result<()> {

@@ -12,6 +12,7 @@ use foundationdb::{RangeOption, Transaction};
 use parking_lot::{Mutex, RwLock};
 use rfs_kv::{Direction, Isolation, KvError, Limits, RangePage, RangeQuery, Result, Txn, Versionstamp};
 
+use crate::awaited::awaited;
 use crate::{Open, told, told_of_commit};
 
 /// Where the versionstamp goes: the server fills in these ten bytes.
@@ -73,7 +74,7 @@ impl FdbTxn {
     async fn read(&self, key: &[u8], isolation: Isolation) -> Result<Option<Bytes>> {
         let full = self.full(key);
         let reading = self.with(|txn| txn.get(&full, isolation == Isolation::Snapshot))?;
-        let value = reading.await.map_err(told)?;
+        let value = awaited(reading).await.map_err(told)?;
         Ok(value.map(|value| Bytes::copy_from_slice(&value)))
     }
 
@@ -94,7 +95,8 @@ impl FdbTxn {
         let mut entries = Vec::new();
         let mut iteration = 1;
         while let Some(option) = next {
-            let values = self.with(|txn| txn.get_range(&option, iteration, true))?.await.map_err(told)?;
+            let reading = self.with(|txn| txn.get_range(&option, iteration, true))?;
+            let values = awaited(reading).await.map_err(told)?;
             entries.extend(values.iter().map(|pair| {
                 let key = Bytes::copy_from_slice(&pair.key()[self.prefix.len()..]);
                 (key, Bytes::copy_from_slice(pair.value()))
@@ -202,9 +204,9 @@ impl Txn for FdbTxn {
             written.any
         };
         let stamp = any.then(|| txn.get_versionstamp());
-        let committed = txn.commit().await.map_err(|e| told_of_commit(e.into()))?;
+        let committed = awaited(txn.commit()).await.map_err(|e| told_of_commit(e.into()))?;
         let Some(stamp) = stamp else { return Ok(Versionstamp::default()) };
-        let stamp = stamp.await.map_err(told_of_commit)?;
+        let stamp = awaited(stamp).await.map_err(told_of_commit)?;
         drop(committed);
         let bytes = <[u8; 10]>::try_from(&*stamp).map_err(|_| {
             KvError::Unavailable("FoundationDB returned a versionstamp of a wrong size".to_owned())

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -138,6 +140,10 @@ impl<K: Kv + ?Sized> FaultKv<K> {
         Self { inner, dice: Arc::new(dice) }
     }
 
+    fn with_faults(&self, inner: Arc<dyn Txn>) -> Arc<dyn Txn> {
+        Arc::new(FaultTxn { inner, dice: Arc::clone(&self.dice), wrote: AtomicBool::new(false) })
+    }
+
     /// Changes what fails from now on, in running transactions too.
     pub fn set_faults(&self, faults: Faults) {
         *self.dice.faults.lock() = faults;
@@ -164,8 +170,16 @@ impl<K: Kv + ?Sized> Kv for FaultKv<K> {
     async fn begin(&self) -> Result<Arc<dyn Txn>> {
         self.dice.delay().await;
         self.dice.check_available()?;
-        let inner = self.inner.begin().await?;
-        Ok(Arc::new(FaultTxn { inner, dice: Arc::clone(&self.dice), wrote: AtomicBool::new(false) }))
+        Ok(self.with_faults(self.inner.begin().await?))
+    }
+
+    fn begin_recent(&self) -> BoxFuture<'_, Result<Arc<dyn Txn>>> {
+        async {
+            self.dice.delay().await;
+            self.dice.check_available()?;
+            Ok(self.with_faults(self.inner.begin_recent().await?))
+        }
+        .boxed()
     }
 
     async fn sync(&self) -> Result<()> {

@@ -8,9 +8,11 @@
 //! fails on purpose (`FaultKv`) and the suite that every engine must pass (`conformance`).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::future::BoxFuture;
 
 pub mod conformance;
 pub mod engine;
@@ -20,7 +22,7 @@ mod transact;
 
 pub use fault::{FaultCounts, FaultKv, Faults};
 pub use mem::{MemKv, MemOptions, TimeSource};
-pub use transact::{Attempt, Retry, RetryClass, transact};
+pub use transact::{Attempt, Retry, RetryClass, transact, transact_recent};
 
 /// What went wrong, by what a caller does about it.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -120,14 +122,26 @@ pub struct RangePage {
     pub more: bool,
 }
 
+/// How long ago the point may be that [`Kv::begin_recent`] reads at.
+pub const RECENT: Duration = Duration::from_millis(100);
+
 /// A transactional ordered store.
 #[async_trait]
 pub trait Kv: Send + Sync + 'static {
     /// Limits that this engine enforces.
     fn limits(&self) -> Limits;
 
-    /// Starts a transaction that reads at one point in the order of commits.
+    /// Starts a transaction that reads at one point in the order of commits, after all that have returned to anybody.
     async fn begin(&self) -> Result<Arc<dyn Txn>>;
+
+    /// As [`Kv::begin`], but the point may be up to [`RECENT`] ago where another client has committed since, so that the
+    /// engine need not ask for it each time. It is after all commits that have returned to users of this value.
+    ///
+    /// What it reads may be outdated, what it commits is not: it conflicts as every transaction does. For who has reason to
+    /// believe that nobody else commits.
+    fn begin_recent(&self) -> BoxFuture<'_, Result<Arc<dyn Txn>>> {
+        self.begin()
+    }
 
     /// Returns when every commit that returned before this call is durable.
     async fn sync(&self) -> Result<()>;
@@ -141,7 +155,7 @@ pub trait Kv: Send + Sync + 'static {
 }
 
 /// Ends when a watched key has changed; dropping it ends the watch.
-pub type Watch = futures::future::BoxFuture<'static, Result<()>>;
+pub type Watch = BoxFuture<'static, Result<()>>;
 
 /// One transaction. Reads see the state at its beginning plus its own earlier writes (not its versionstamped ones).
 /// Writes are buffered until `commit`; errors of size are told there.

@@ -30,9 +30,40 @@ where
     Fut: Future<Output = Result<T, E>>,
     E: From<KvError> + RetryClass,
 {
+    run(kv, Beginning::Now, body).await
+}
+
+/// As [`transact`], for who has reason to believe that nobody else commits: the first run begins with
+/// [`Kv::begin_recent`]. If it fails because somebody has, the next one sees that.
+///
+/// # Errors
+/// As [`transact`].
+pub async fn transact_recent<T, E, F, Fut>(kv: &dyn Kv, body: F) -> Result<T, E>
+where
+    F: Fn(Arc<dyn Txn>, Attempt) -> Fut,
+    Fut: Future<Output = Result<T, E>>,
+    E: From<KvError> + RetryClass,
+{
+    run(kv, Beginning::Recent, body).await
+}
+
+/// How the first run begins.
+#[derive(Debug, Clone, Copy)]
+enum Beginning {
+    Now,
+    Recent,
+}
+
+async fn run<T, E, F, Fut>(kv: &dyn Kv, first: Beginning, body: F) -> Result<T, E>
+where
+    F: Fn(Arc<dyn Txn>, Attempt) -> Fut,
+    Fut: Future<Output = Result<T, E>>,
+    E: From<KvError> + RetryClass,
+{
     let mut attempt = Attempt::default();
+    let mut beginning = first;
     loop {
-        let failure = match run_once(kv, &body, attempt).await {
+        let failure = match run_once(kv, beginning, &body, attempt).await {
             Ok(value) => return Ok(value),
             Err(failure) => failure,
         };
@@ -42,6 +73,7 @@ where
             None => return Err(failure),
         }
         attempt.index += 1;
+        beginning = Beginning::Now;
         if attempt.index >= RUNS_MAX {
             return Err(failure);
         }
@@ -49,13 +81,16 @@ where
     }
 }
 
-async fn run_once<T, E, F, Fut>(kv: &dyn Kv, body: &F, attempt: Attempt) -> Result<T, E>
+async fn run_once<T, E, F, Fut>(kv: &dyn Kv, beginning: Beginning, body: &F, attempt: Attempt) -> Result<T, E>
 where
     F: Fn(Arc<dyn Txn>, Attempt) -> Fut,
     Fut: Future<Output = Result<T, E>>,
     E: From<KvError>,
 {
-    let txn = kv.begin().await?;
+    let txn = match beginning {
+        Beginning::Now => kv.begin().await?,
+        Beginning::Recent => kv.begin_recent().await?,
+    };
     let value = body(Arc::clone(&txn), attempt).await?;
     txn.commit().await?;
     Ok(value)

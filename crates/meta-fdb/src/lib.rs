@@ -17,7 +17,10 @@ use async_trait::async_trait;
 use foundationdb::options::TransactionOption;
 use foundationdb::{Database, FdbError};
 use futures::FutureExt;
-use rfs_kv::{Kv, KvError, Limits, Result, Txn, Watch};
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use rfs_kv::{Kv, KvError, Limits, RECENT, Result, Txn, Watch};
+use tokio::time::Instant;
 
 use awaited::awaited;
 pub use network::stop_network;
@@ -81,14 +84,45 @@ pub struct FdbKv {
     open: Arc<Open>,
 }
 
-/// Whether the store was closed; its transactions ask, too. The client library itself keeps its connections until the
-/// process ends.
+/// What the store and its transactions share.
 #[derive(Debug, Default)]
 struct Open {
+    /// Whether the store was closed. The client library itself keeps its connections until the process ends.
     closed: AtomicBool,
+    latest: Mutex<Option<Latest>>,
+}
+
+/// The newest version that is known.
+#[derive(Debug, Clone, Copy)]
+struct Latest {
+    version: i64,
+    /// When the cluster was asked for it, or for one before it. The answers to commits do not count: a cluster that has
+    /// too much to do holds back the answers to this question, and who never asks is never held back.
+    asked: Instant,
 }
 
 impl Open {
+    /// A version that was asked for.
+    fn answered(&self, version: i64, asked: Instant) {
+        let mut latest = self.latest.lock();
+        let known = latest.get_or_insert(Latest { version, asked });
+        // Each holds for all that is newer, too.
+        known.version = known.version.max(version);
+        known.asked = known.asked.max(asked);
+    }
+
+    /// A version that a commit of this store has become.
+    fn committed(&self, version: i64) {
+        if let Some(latest) = self.latest.lock().as_mut() {
+            latest.version = latest.version.max(version);
+        }
+    }
+
+    fn recent(&self) -> Option<i64> {
+        let latest = (*self.latest.lock())?;
+        (latest.asked.elapsed() < RECENT).then_some(latest.version)
+    }
+
     fn check(&self) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
             return Err(KvError::Unavailable("the metadata store was closed".to_owned()));
@@ -140,6 +174,10 @@ impl FdbKv {
         txn.set_option(TransactionOption::Timeout(timeout_ms)).map_err(told)?;
         Ok(txn)
     }
+
+    fn begun(&self, txn: foundationdb::Transaction) -> Arc<dyn Txn> {
+        Arc::new(FdbTxn::new(txn, Arc::clone(&self.prefix), Arc::clone(&self.open)))
+    }
 }
 
 #[async_trait]
@@ -152,8 +190,19 @@ impl Kv for FdbKv {
         let txn = self.transaction()?;
         // The read version is needed by the first read or by the commit anyway; asking for it here makes the
         // transaction's place in the order of commits the one that the contract promises, at no further round trip.
-        awaited(txn.get_read_version()).await.map_err(told)?;
-        Ok(Arc::new(FdbTxn::new(txn, Arc::clone(&self.prefix), Arc::clone(&self.open))))
+        let asked = Instant::now();
+        let version = awaited(txn.get_read_version()).await.map_err(told)?;
+        self.open.answered(version, asked);
+        Ok(self.begun(txn))
+    }
+
+    fn begin_recent(&self) -> BoxFuture<'_, Result<Arc<dyn Txn>>> {
+        let Some(version) = self.open.recent() else { return self.begin() };
+        let begun = self.transaction().map(|txn| {
+            txn.set_read_version(version);
+            self.begun(txn)
+        });
+        std::future::ready(begun).boxed()
     }
 
     async fn sync(&self) -> Result<()> {

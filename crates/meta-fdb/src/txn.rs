@@ -206,6 +206,7 @@ impl Txn for FdbTxn {
         let stamp = any.then(|| txn.get_versionstamp());
         let committed = awaited(txn.commit()).await.map_err(|e| told_of_commit(e.into()))?;
         let Some(stamp) = stamp else { return Ok(Versionstamp::default()) };
+        self.open.committed(committed.committed_version().map_err(told_of_commit)?);
         let stamp = awaited(stamp).await.map_err(told_of_commit)?;
         drop(committed);
         let bytes = <[u8; 10]>::try_from(&*stamp).map_err(|_| {

@@ -31,7 +31,7 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rfs_kv::{Attempt, Kv, RetryClass, Txn, transact};
+use rfs_kv::{Attempt, Kv, RetryClass, Txn, transact, transact_recent};
 
 use crate::types::{Attr, Clock, Error, ErrorKind, Ino, Kind, Name, Result, SessionId, Timestamp};
 
@@ -106,6 +106,8 @@ pub struct Meta {
     volume: Volume,
     /// `None`: read-only, without a session.
     session: Option<session::Session>,
+    /// Whether nobody else changes the volume while the session is alive.
+    alone: bool,
     numbers: alloc::InodeNumbers,
     usage: usage::Usage,
 }
@@ -158,8 +160,9 @@ impl Meta {
             .ok_or_else(|| Error::new(ErrorKind::NotFound, "the metadata store holds no volume"))?;
         let session =
             if options.read_only { None } else { Some(session::begin(&*kv, options, clock.now()).await?) };
+        let alone = session.is_some() && options.sharing != Sharing::Shared;
         let usage = usage::Usage::new(volume.limits);
-        let meta = Meta { kv, clock, volume, session, numbers: alloc::InodeNumbers::default(), usage };
+        let meta = Meta { kv, clock, volume, session, alone, numbers: alloc::InodeNumbers::default(), usage };
         meta.refresh_usage().await?;
         Ok(meta)
     }
@@ -206,7 +209,11 @@ impl Meta {
         F: Fn(Arc<dyn Txn>) -> Fut,
         Fut: Future<Output = Result<T>>,
     {
-        read(&*self.kv, body).await
+        let first = if self.alone { self.kv.begin_recent() } else { self.kv.begin() };
+        match body(first.await?).await {
+            Err(error) if error.class().is_some() => read(&*self.kv, body).await,
+            result => result,
+        }
     }
 
     /// Runs `body` in a transaction of this session, exactly once as far as its effect is concerned.
@@ -219,7 +226,7 @@ impl Meta {
         let session = self.session()?;
         let request = session.request(self.kv.limits()).await;
         let (body, request) = (&body, request.as_ref());
-        transact(&*self.kv, |txn: Arc<dyn Txn>, attempt: Attempt| async move {
+        let run = |txn: Arc<dyn Txn>, attempt: Attempt| async move {
             if let Some(request) = request
                 && let Some(result) = request.answer_in(&*txn, attempt).await?
             {
@@ -231,8 +238,8 @@ impl Meta {
                 request.record_in(&*txn, attempt, &result);
             }
             Ok(result)
-        })
-        .await
+        };
+        if self.alone { transact_recent(&*self.kv, run).await } else { transact(&*self.kv, run).await }
     }
 }
 

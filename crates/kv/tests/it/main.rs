@@ -4,7 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rfs_kv::{FaultKv, Faults, Kv, KvError, MemKv, MemOptions, conformance, transact};
+use async_trait::async_trait;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use rfs_kv::{
+    FaultKv, Faults, Kv, KvError, Limits, MemKv, MemOptions, Result, Txn, Watch, conformance, transact,
+    transact_recent,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mem_kv_conforms() {
@@ -87,4 +93,60 @@ async fn outages_and_delays_are_injected() {
     }
     assert!((20..80).contains(&failed), "{failed}");
     assert!(start.elapsed() > Duration::from_secs(100));
+}
+
+/// Another client of the store has always committed since the point that `begin_recent` reads at.
+struct Behind(MemKv);
+
+#[async_trait]
+impl Kv for Behind {
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    async fn begin(&self) -> Result<Arc<dyn Txn>> {
+        self.0.begin().await
+    }
+
+    fn begin_recent(&self) -> BoxFuture<'_, Result<Arc<dyn Txn>>> {
+        async {
+            let txn = self.0.begin().await?;
+            let other = self.0.begin().await?;
+            other.add(b"n", 1);
+            other.commit().await?;
+            Ok(txn)
+        }
+        .boxed()
+    }
+
+    async fn sync(&self) -> Result<()> {
+        self.0.sync().await
+    }
+
+    async fn watch(&self, key: &[u8]) -> Result<Watch> {
+        self.0.watch(key).await
+    }
+
+    async fn close(&self) -> Result<()> {
+        self.0.close().await
+    }
+}
+
+#[tokio::test]
+async fn what_began_behind_other_clients_sees_them_in_its_second_run() {
+    let kv = FaultKv::new(Arc::new(Behind(MemKv::new())), 1, Faults::NONE);
+    let runs = AtomicU64::new(0);
+    let runs = &runs;
+    let double = |txn: Arc<dyn Txn>, _| async move {
+        runs.fetch_add(1, Ordering::Relaxed);
+        let number = |value: Option<bytes::Bytes>| {
+            value.map_or(0, |value| u64::from_le_bytes(value[..].try_into().unwrap()))
+        };
+        let before = number(txn.get(b"n").await?);
+        txn.set(b"n", &(2 * before).to_le_bytes());
+        Ok::<_, KvError>(before)
+    };
+    assert_eq!(transact_recent(&kv, double).await.unwrap(), 1, "the other client's is there");
+    assert_eq!(transact_recent(&kv, double).await.unwrap(), 3, "both clients' are");
+    assert_eq!(runs.load(Ordering::Relaxed), 4);
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rfs_kv::{Kv, conformance};
+use async_trait::async_trait;
+use rfs_kv::{Kv, KvError, Limits, RECENT, Txn, Watch, conformance, transact_recent};
 use rfs_meta_fdb::{FdbKv, FdbOptions, OpenError, PREFIX_BYTES_MAX, stop_network};
 use rfs_testkit::{FdbServer, or_skip};
 
@@ -39,10 +40,71 @@ fn the_engine_keeps_the_contract() {
         })
         .await;
 
+        conformance::all(|| {
+            let number = count.fetch_add(1, Ordering::Relaxed);
+            async move { Arc::new(Recent(connect(server, &format!("recent {number}")).await)) as Arc<dyn Kv> }
+        })
+        .await;
+
         volumes_do_not_see_each_other(server).await;
+        others_are_seen_a_little_later_and_never_overwritten(server).await;
         nobody_at_the_address_is_told(server).await;
     });
     stop_network();
+}
+
+/// Begins every transaction where a client that is alone may: for such a one this is all that the contract asks.
+struct Recent(FdbKv);
+
+#[async_trait]
+impl Kv for Recent {
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    async fn begin(&self) -> rfs_kv::Result<Arc<dyn Txn>> {
+        self.0.begin_recent().await
+    }
+
+    async fn sync(&self) -> rfs_kv::Result<()> {
+        self.0.sync().await
+    }
+
+    async fn watch(&self, key: &[u8]) -> rfs_kv::Result<Watch> {
+        self.0.watch(key).await
+    }
+
+    async fn close(&self) -> rfs_kv::Result<()> {
+        self.0.close().await
+    }
+}
+
+/// Two clients count in turns. Neither count is lost, though each begins before the other's commit time and again.
+async fn others_are_seen_a_little_later_and_never_overwritten(server: &FdbServer) {
+    let clients = [connect(server, "shared").await, connect(server, "shared").await];
+    let count = async |kv: &FdbKv| {
+        transact_recent(kv, |txn, attempt| async move {
+            let counted = match txn.get(b"n").await? {
+                Some(value) => u64::from_le_bytes(value[..].try_into().expect("a counter has eight bytes")),
+                None => 0,
+            };
+            txn.set(b"n", &(counted + 1).to_le_bytes());
+            Ok::<_, KvError>((counted, attempt.index))
+        })
+        .await
+        .expect("the cluster answers")
+    };
+    let mut began_behind = 0;
+    for turn in 0..200 {
+        let (counted, runs) = count(&clients[usize::from(turn % 3 == 0)]).await;
+        assert_eq!(counted, turn);
+        began_behind += u32::from(runs > 0);
+    }
+    assert!(began_behind > 0, "each transaction has asked for its version");
+    tokio::time::sleep(RECENT).await;
+    let txn = clients[0].begin_recent().await.expect("the cluster answers");
+    let seen = txn.get(b"n").await.expect("the cluster answers");
+    assert_eq!(seen.as_deref(), Some(&200_u64.to_le_bytes()[..]), "what the other has counted last");
 }
 
 async fn volumes_do_not_see_each_other(server: &FdbServer) {

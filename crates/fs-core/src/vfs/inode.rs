@@ -64,6 +64,7 @@ impl Inode {
             mtime: None,
             atime: None,
             atime_due_at: i64::MIN,
+            xattrs: Xattrs::Perhaps,
             set_ids: if attr.mode & 0o6000 == 0 { SetIds::None } else { SetIds::Perhaps },
             reserved: 0,
             listed: false,
@@ -96,6 +97,13 @@ pub(super) struct Fresh {
 /// Whether a write may have to drop set-id bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SetIds {
+    None,
+    Perhaps,
+}
+
+/// Whether the file has extended attributes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Xattrs {
     None,
     Perhaps,
 }
@@ -174,6 +182,7 @@ pub(super) struct InodeState {
     /// Before this time, in seconds since 1970, a read need not look whether it changes atime.
     pub(super) atime_due_at: i64,
     pub(super) set_ids: SetIds,
+    pub(super) xattrs: Xattrs,
     /// Bytes of this file counted against the capacity although they are not committed.
     pub(super) reserved: u64,
     /// Whether the file is in the list of dirty files.

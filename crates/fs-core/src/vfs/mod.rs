@@ -73,6 +73,8 @@ pub struct Vfs {
     tasks: Tasks,
     /// Bytes of all files that are counted against the capacity and not committed.
     reserved_bytes: AtomicU64,
+    /// Counts extended attributes that were set, or may have been.
+    xattrs_set: AtomicU64,
     counters: Counters,
 }
 
@@ -114,6 +116,7 @@ impl Vfs {
             collector: Collector::new(),
             tasks,
             reserved_bytes: AtomicU64::new(0),
+            xattrs_set: AtomicU64::new(0),
             counters: Counters::default(),
             options,
         });

@@ -3,11 +3,13 @@
 //! Each operation is one transaction of the metadata; here it is decided what the kernel now knows, what must be stored
 //! before (a rename over a file), and who is left without a name.
 
+use std::sync::atomic::Ordering;
+
 use bytes::Bytes;
 
 use super::Vfs;
 use super::handle::{Found, InodeRef, Reach, ToldBy};
-use super::inode::Life;
+use super::inode::{Life, Xattrs};
 use super::request::{NewNode, NodeKind, OpenFlags, Opened, RenameArgs, RenameMode};
 use crate::meta::{self, LinkArgs, MakeArgs, Unlinked};
 use crate::types::{Attr, ErrorKind, Ino, Kind, Name, Result};
@@ -104,6 +106,7 @@ impl Vfs {
         let ino = self.meta.new_ino(node.parent).await?;
         // Asked before there is such an inode: unless somebody uses it meanwhile, its attributes need not be read again.
         let found = self.inodes.find(ino);
+        let xattrs_set = self.xattrs_set.load(Ordering::SeqCst);
         let attr = self.make_with(ino, node, NodeKind { kind: Kind::File, rdev: 0 }, None).await?;
         let made = match found {
             Found::Absent(absent) => self.inodes.insert(&attr, absent),
@@ -113,6 +116,13 @@ impl Vfs {
             Some(inode) => Ok(inode),
             None => self.inode(ino).await,
         };
+        if let Ok(inode) = &inode {
+            // Somebody who found the name may have set one before there was state to note it in.
+            let mut state = inode.state();
+            if self.xattrs_set.load(Ordering::SeqCst) == xattrs_set {
+                state.xattrs = Xattrs::None;
+            }
+        }
         match inode {
             // Nothing is stored yet that could have failed, and most new files are closed before anything is.
             Ok(inode) => Ok((attr, self.open_state(inode, flags, ToldBy::NextWrite))),

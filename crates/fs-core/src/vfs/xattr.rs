@@ -1,10 +1,15 @@
-//! Extended attributes: the metadata's business; here only what a mount decides.
+//! Extended attributes: the metadata's business; here only what a mount decides, and that files which were just made have
+//! none: before the first write the kernel asks each for its `security.capability`.
+
+use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
 
 use super::Vfs;
+use super::inode::Xattrs;
 use super::request::XattrMode;
-use crate::types::{Ino, Result};
+use crate::meta::Meta;
+use crate::types::{ErrorKind, Ino, Result};
 
 impl Vfs {
     /// The value of an extended attribute (getxattr(2)).
@@ -12,6 +17,10 @@ impl Vfs {
     /// # Errors
     /// `NoAttribute`; `NotSupported` outside `user.`, `trusted.` and `security.`; `Stale`.
     pub async fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes> {
+        if self.inodes.get(ino).is_some_and(|inode| inode.state().xattrs == Xattrs::None) {
+            Meta::check_xattr_name(name)?;
+            return Err(ErrorKind::NoAttribute.into());
+        }
         self.meta.getxattr(ino, name).await
     }
 
@@ -21,6 +30,11 @@ impl Vfs {
     /// `ReadOnly`; `Exists`, `NoAttribute` as `mode` says; `ArgumentTooLarge`; `NoSpace`; `NotPermitted`; `NotSupported`.
     pub async fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         self.check_writable()?;
+        Meta::check_xattr_name(name)?;
+        self.xattrs_set.fetch_add(1, Ordering::SeqCst);
+        if let Some(inode) = self.inodes.get(ino) {
+            inode.state().xattrs = Xattrs::Perhaps;
+        }
         self.meta.setxattr(ino, name, value, mode).await
     }
 

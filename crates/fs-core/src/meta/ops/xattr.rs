@@ -32,7 +32,7 @@ impl Meta {
     /// `NoAttribute`; `NotSupported` outside `user.`, `trusted.` and `security.`; `BufferTooSmall` (ERANGE) for a name longer
     /// than 255 bytes; `Invalid` for a namespace without a name.
     pub async fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes> {
-        check_name(name)?;
+        Meta::check_xattr_name(name)?;
         let key = key::xattr(ino, name);
         let key = &key;
         self.read(|txn| async move {
@@ -40,6 +40,24 @@ impl Meta {
             record::decode_bytes(&value)
         })
         .await
+    }
+
+    /// Whether an extended attribute can have this name.
+    ///
+    /// # Errors
+    /// As [`Meta::getxattr`], but for `NoAttribute`.
+    pub fn check_xattr_name(name: &[u8]) -> Result<()> {
+        if name.len() > NAME_BYTES_MAX {
+            return Err(ErrorKind::BufferTooSmall.into());
+        }
+        let namespace = NAMESPACES.into_iter().find(|namespace| name.starts_with(namespace));
+        match namespace {
+            None => Err(ErrorKind::NotSupported.into()),
+            Some(namespace) if namespace.len() == name.len() => {
+                Err(Error::new(ErrorKind::Invalid, "an extended attribute needs a name after its namespace"))
+            }
+            Some(_) => Ok(()),
+        }
     }
 
     /// The names of all extended attributes, in order (listxattr(2)).
@@ -57,7 +75,7 @@ impl Meta {
     /// names above 64 KiB altogether; `NotPermitted` where flags forbid it, and for `user.` on anything but files and
     /// directories; `Stale`.
     pub async fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
-        check_name(name)?;
+        Meta::check_xattr_name(name)?;
         if value.len() > XATTR_BYTES_MAX {
             return Err(ErrorKind::ArgumentTooLarge.into());
         }
@@ -70,23 +88,9 @@ impl Meta {
     /// # Errors
     /// As [`Meta::getxattr`]; `NotPermitted` where flags forbid it; `Stale`.
     pub async fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
-        check_name(name)?;
+        Meta::check_xattr_name(name)?;
         let now = self.now();
         self.mutate(|txn| async move { remove_in(&*txn, ino, name, now).await }).await
-    }
-}
-
-fn check_name(name: &[u8]) -> Result<()> {
-    if name.len() > NAME_BYTES_MAX {
-        return Err(ErrorKind::BufferTooSmall.into());
-    }
-    let namespace = NAMESPACES.into_iter().find(|namespace| name.starts_with(namespace));
-    match namespace {
-        None => Err(ErrorKind::NotSupported.into()),
-        Some(namespace) if namespace.len() == name.len() => {
-            Err(Error::new(ErrorKind::Invalid, "an extended attribute needs a name after its namespace"))
-        }
-        Some(_) => Ok(()),
     }
 }
 

@@ -35,6 +35,52 @@ async fn closing_a_new_file_has_nothing_to_tell() {
 }
 
 #[tokio::test]
+async fn a_new_file_is_known_to_have_no_attributes_until_one_is_set() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let get = async |ino: Ino, attribute: &[u8]| vfs.getxattr(ino, attribute).await.map_err(|e| e.kind);
+    let set = async |ino: Ino| vfs.setxattr(ino, b"user.a", b"b", XattrMode::Either).await.unwrap();
+    let (file, _) = vfs.create(node(&name("new")), flags(AccessMode::Write)).await.unwrap();
+    world.kv_panics.store(true, Ordering::SeqCst);
+    assert_eq!(get(file.ino, b"security.capability").await, Err(ErrorKind::NoAttribute));
+    assert_eq!(get(file.ino, b"system.posix_acl_access").await, Err(ErrorKind::NotSupported));
+    world.kv_panics.store(false, Ordering::SeqCst);
+    set(file.ino).await;
+    assert_eq!(get(file.ino, b"user.a").await.as_deref(), Ok(&b"b"[..]));
+    assert_eq!(get(file.ino, b"security.capability").await, Err(ErrorKind::NoAttribute));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attribute_is_there_though_its_file_was_found_before_create_returned() {
+    let mut world = World::new().await;
+    // A commit takes effect some time before it returns.
+    world.faults = Faults { delay: 1.0, delay_max: Duration::from_millis(10), ..Faults::NONE };
+    let vfs = world.mount().await;
+    let mut before = 0;
+    for i in 0..50 {
+        let text = name(&format!("f{i}"));
+        let find_and_set = async {
+            let ino = loop {
+                if let Ok(attr) = vfs.lookup(Ino::ROOT, &text).await {
+                    break attr.ino;
+                }
+            };
+            let found = tokio::time::Instant::now();
+            vfs.setxattr(ino, b"user.a", b"b", XattrMode::Either).await.unwrap();
+            found
+        };
+        let create = async {
+            let (attr, _) = vfs.create(node(&text), flags(AccessMode::Write)).await.unwrap();
+            (attr.ino, tokio::time::Instant::now())
+        };
+        let (found, (ino, created)) = tokio::join!(find_and_set, create);
+        before += u32::from(found < created);
+        assert_eq!(vfs.getxattr(ino, b"user.a").await.unwrap(), "b");
+    }
+    assert!(before > 0, "none was found before its create returned");
+}
+
+#[tokio::test]
 async fn a_listing_shows_each_lasting_entry_once_while_others_come_and_go() {
     let world = World::new().await;
     let vfs = world.mount().await;

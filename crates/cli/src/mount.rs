@@ -87,9 +87,9 @@ pub(crate) struct Args {
     /// Most bytes in the staging directory; beyond them fsync waits for the store. The last tenth of the disk is left free
     #[arg(long, value_name = "SIZE")]
     pub(crate) staging_max: Option<Size>,
-    /// Most bytes of one object in the store, 16MiB to 64MiB (16.5MiB unless said otherwise). Larger ones are fewer and are
-    /// sent in parts while they fill, which suits a store that is far away; they take more --memory, and S3 gets
-    /// no checksum of a part
+    /// Most bytes of one object in the store, 16MiB to 64MiB (unless said otherwise 16.5MiB, and 8MiB of a large file).
+    /// Larger ones are fewer and are sent in parts while they fill, which suits a store that is far away; they take more
+    /// --memory, and S3 gets no checksum of a part
     #[arg(long, value_name = "SIZE")]
     pub(crate) pack_size: Option<Size>,
 }

@@ -185,9 +185,10 @@ impl Volume {
         let usual = DataOptions::new(session, record.uuid, Arc::clone(&memory));
         let pack_bytes = settings.pack_size.and_then(|Size(bytes)| u32::try_from(bytes).ok());
         // The usual one is what holds a chunk, with header and footer.
-        let pack_bytes = pack_bytes.unwrap_or_default().max(usual.pack_bytes);
+        let pack_bytes = pack_bytes.map(|bytes| bytes.max(usual.pack_bytes));
         let options = DataOptions {
-            pack_bytes,
+            pack_bytes: pack_bytes.unwrap_or(usual.pack_bytes),
+            stream_pack_bytes: pack_bytes.unwrap_or(usual.stream_pack_bytes),
             block_bytes: record.block_bytes,
             cache_memory_bytes: part,
             readahead_memory_bytes: 2 * part,

@@ -23,7 +23,7 @@ const LENDING_USED_PART: u64 = 16;
 pub enum Pressure {
     /// Below the low watermark since it was last above the high one.
     Normal,
-    /// The high watermark was reached: flush until the low one is.
+    /// The high watermark was reached, or somebody waits: flush until nobody does and the low one is reached.
     High,
 }
 
@@ -79,7 +79,7 @@ impl Budget {
             }
             let (granted, answer) = oneshot::channel();
             state.waiting.push_back(Waiter { bytes, granted });
-            self.call_in(&state);
+            self.mark(&state);
             answer
         };
         granted
@@ -123,6 +123,11 @@ impl Budget {
         self.state.lock().used
     }
 
+    /// Whether somebody waits for bytes.
+    pub fn is_waited_for(&self) -> bool {
+        !self.state.lock().waiting.is_empty()
+    }
+
     /// The limit in bytes.
     pub fn bytes_max(&self) -> u64 {
         self.bytes_max
@@ -144,21 +149,10 @@ impl Budget {
     }
 
     fn lendable(&self, state: &State) -> u64 {
-        if self.is_wanted_back(state) || state.used > self.bytes_max / LENDING_USED_PART {
+        if self.pressure() == Pressure::High || state.used > self.bytes_max / LENDING_USED_PART {
             return 0;
         }
         self.bytes_low.saturating_sub(state.used)
-    }
-
-    fn is_wanted_back(&self, state: &State) -> bool {
-        !state.waiting.is_empty() || self.pressure() == Pressure::High
-    }
-
-    /// Asks for loans that are wanted back.
-    fn call_in(&self, state: &State) {
-        if state.lent > 0 && self.is_wanted_back(state) {
-            self.wanted_back.notify_one();
-        }
     }
 
     fn take(self: &Arc<Budget>, state: &mut State, bytes: u64) -> BudgetGuard {
@@ -189,17 +183,21 @@ impl Budget {
         self.mark(state);
     }
 
+    /// Notes whether memory is short, and asks for loans if it is.
     fn mark(&self, state: &State) {
         let used = state.used + state.lent;
+        let waited_for = !state.waiting.is_empty();
         self.pressure.send_if_modified(|pressure| {
             let now = match *pressure {
-                Pressure::Normal if used >= self.bytes_high => Pressure::High,
-                Pressure::High if used <= self.bytes_low => Pressure::Normal,
+                Pressure::Normal if waited_for || used >= self.bytes_high => Pressure::High,
+                Pressure::High if !waited_for && used <= self.bytes_low => Pressure::Normal,
                 same => same,
             };
             std::mem::replace(pressure, now) != now
         });
-        self.call_in(state);
+        if state.lent > 0 && self.pressure() == Pressure::High {
+            self.wanted_back.notify_one();
+        }
     }
 }
 
@@ -249,7 +247,7 @@ pub struct Loan {
 impl Loan {
     /// Whether to give it back now.
     pub fn is_wanted_back(&self) -> bool {
-        self.budget.is_wanted_back(&self.budget.state.lock())
+        self.budget.pressure() == Pressure::High
     }
 }
 
@@ -338,6 +336,20 @@ mod tests {
         drop(guard.split(1));
         pressure.changed().await.unwrap();
         assert_eq!(*pressure.borrow_and_update(), Pressure::Normal);
+    }
+
+    #[tokio::test]
+    async fn memory_is_short_as_long_as_somebody_waits() {
+        let budget = Budget::with_watermarks(100, 80, 40);
+        let mut held = budget.acquire(50).await;
+        let mut waiting = Box::pin(budget.acquire(90));
+        assert!(futures::poll!(&mut waiting).is_pending());
+        assert_eq!((budget.pressure(), budget.is_waited_for()), (Pressure::High, true));
+        drop(held.split(35));
+        assert_eq!(budget.pressure(), Pressure::High);
+        drop(waiting);
+        drop(held);
+        assert_eq!((budget.pressure(), budget.is_waited_for()), (Pressure::Normal, false));
     }
 
     #[tokio::test]

@@ -389,6 +389,11 @@ impl Data {
         self.uploader.seal_all();
     }
 
+    /// Bytes in memory of packs that are closed and not stored: on their way to the store.
+    pub fn closed_bytes(&self) -> u64 {
+        self.packs.closed_bytes()
+    }
+
     /// Metadata names the pack, which is stored, or never will: it is not listed as [`Data::uncommitted`] any longer.
     /// Harmless if said twice.
     pub fn committed(&self, pack: PackId) {

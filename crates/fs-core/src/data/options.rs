@@ -13,6 +13,10 @@ use crate::types::SessionId;
 /// parts of a larger pack, and its memory is free again as soon as that PUT is done (docs/decisions/0012).
 const PACK_BYTES: u32 = (16 << 20) + (512 << 10);
 
+/// A pack of one large file is closed once it holds so much: what is written together in order is one object, and one GET
+/// (docs/decisions/0021).
+const STREAM_PACK_BYTES: u32 = 4 << 20;
+
 /// Settings of the data layer.
 #[derive(Debug, Clone)]
 pub struct DataOptions {
@@ -26,6 +30,8 @@ pub struct DataOptions {
     pub block_bytes: u32,
     /// A pack is closed before it would exceed this many bytes (a single run may).
     pub pack_bytes: u32,
+    /// A pack of one large file is closed as soon as it holds this many bytes.
+    pub stream_pack_bytes: u32,
     /// Bytes of one part of a multipart upload; packs up to this size are one PUT.
     pub part_bytes: u32,
     /// PUTs in flight.
@@ -72,6 +78,7 @@ impl DataOptions {
             volume,
             block_bytes: 128 << 10,
             pack_bytes: PACK_BYTES,
+            stream_pack_bytes: STREAM_PACK_BYTES,
             part_bytes: PACK_BYTES,
             uploads_max: 8,
             fetches_max: 32,

@@ -314,6 +314,26 @@ async fn thousands_of_small_files_are_a_handful_of_objects() {
 }
 
 #[tokio::test]
+async fn a_pack_of_a_large_file_is_sent_when_it_holds_enough() {
+    let mut options = options();
+    options.idle_seal = Duration::from_hours(1);
+    let (store, data) = open(options).await;
+    let (lane, other) = (Lane::Stream(Ino(1)), Lane::Stream(Ino(2)));
+    let (_, first) = append_one(&data, lane, &noise(1, 3 << 20)).await;
+    let (_, few) = append_one(&data, other, &noise(2, 3 << 20)).await;
+    let (_, shared) = append_one(&data, Lane::Small, &noise(3, 5 << 20)).await;
+    let (_, second) = append_one(&data, lane, &noise(4, 1 << 20)).await;
+    assert_eq!(first.pack(), second.pack());
+    second.stored().await.unwrap();
+    let (_, next) = append_one(&data, lane, &noise(5, 8 << 20)).await;
+    next.stored().await.unwrap();
+    assert_ne!(next.pack(), second.pack());
+    assert!(!few.is_stored() && !shared.is_stored());
+    assert_eq!(TestStore::count(&store.puts), 2);
+    data.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn incompressible_small_files_fill_packs_of_parts() {
     let mut options = options();
     options.pack_bytes = 8 << 20;

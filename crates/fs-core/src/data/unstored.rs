@@ -333,6 +333,13 @@ impl Pack {
         end
     }
 
+    /// Bytes in memory, if nothing more is coming.
+    fn closed_bytes(&self) -> u64 {
+        let state = self.state.lock();
+        let memory = state.memory.as_ref().filter(|_| state.closing == Closing::Closed);
+        memory.map_or(0, BudgetGuard::bytes)
+    }
+
     /// Appends the footer: nothing more is coming.
     pub(super) fn seal(&self, budget: &Arc<Budget>) {
         {
@@ -667,6 +674,11 @@ impl Packs {
         if let Some(pack) = given_up {
             pack.abandon();
         }
+    }
+
+    /// Bytes in memory of the packs that are closed and not stored.
+    pub(super) fn closed_bytes(&self) -> u64 {
+        self.packs.lock().values().map(|pack| pack.closed_bytes()).sum()
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Pack>> {

@@ -223,6 +223,12 @@ impl Uploader {
             }
             let open = lanes.open.get(&lane).expect("inserted above");
             appended.push(self.place_run(open, run));
+            if matches!(lane, Lane::Stream(_))
+                && open.len_with(0) >= self.options.stream_pack_bytes as usize
+                && let Some(full) = lanes.open.remove(&lane)
+            {
+                full.seal(&self.options.memory);
+            }
         }
         Ok(appended)
     }

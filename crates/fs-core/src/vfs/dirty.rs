@@ -11,7 +11,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 
 use crate::data::is_zero;
-use crate::types::{CHUNK_BYTES, ChunkIndex, PackedRun};
+use crate::types::PackedRun;
 
 /// Writes of at least this many bytes are kept as they came; smaller ones are collected. Remainders of overwritten
 /// pieces below it are copied, so that they do not keep the rest in memory.
@@ -286,24 +286,22 @@ impl PieceMap {
         taken
     }
 
-    /// Moves out consecutive ranges of at least `len_min` bytes, buffers frozen.
-    pub(crate) fn take_long(&mut self, len_min: u64) -> PieceMap {
-        let mut long = Vec::new();
-        let mut current = 0..0;
+    /// Moves out consecutive ranges of at least `len_min` bytes that end at a multiple of `unit`, buffers frozen. What
+    /// comes after that stays: more is expected to follow.
+    pub(crate) fn take_long(&mut self, len_min: u64, unit: u64) -> PieceMap {
+        let mut consecutive: Vec<Range<u64>> = Vec::new();
         for (start, piece) in &self.pieces {
-            if *start != current.end {
-                if current.end - current.start >= len_min {
-                    long.push(current.clone());
-                }
-                current.start = *start;
+            let end = start + piece.len();
+            match consecutive.last_mut() {
+                Some(last) if last.end == *start => last.end = end,
+                _ => consecutive.push(*start..end),
             }
-            current.end = start + piece.len();
         }
-        if current.end - current.start >= len_min {
-            long.push(current);
-        }
+        let whole = consecutive.into_iter().map(|range| range.start..range.end - range.end % unit);
+        let long: Vec<_> = whole.filter(|range| range.end >= range.start + len_min).collect();
         let mut taken = PieceMap::default();
         for range in long {
+            self.cut(range.end);
             while let Some(start) = self.pieces.range(range.clone()).next().map(|(start, _)| *start)
                 && let Some(mut piece) = self.pieces.remove(&start)
             {
@@ -343,22 +341,19 @@ impl PieceMap {
         }
     }
 
-    /// The bytes that have no place in a pack yet, as runs that do not cross chunks.
-    pub(crate) fn runs(&self) -> Vec<Run> {
+    /// The bytes that have no place in a pack yet, as runs that do not cross multiples of `unit`, which chunks are of.
+    pub(crate) fn runs(&self, unit: u64) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for (start, piece) in &self.pieces {
             let Piece::Fixed(bytes) = piece else { continue };
             let mut offset = *start;
             let mut bytes = bytes.clone();
             while !bytes.is_empty() {
-                let room = ChunkIndex::of(offset).start() + CHUNK_BYTES - offset;
+                let room = unit - offset % unit;
                 let part = bytes.split_to(bytes.len().min(index(room)));
                 let len = part.len() as u64;
                 match runs.last_mut() {
-                    Some(run)
-                        if run.offset + run.len == offset
-                            && ChunkIndex::of(run.offset) == ChunkIndex::of(offset) =>
-                    {
+                    Some(run) if run.offset + run.len == offset && run.offset / unit == offset / unit => {
                         run.len += len;
                         run.pieces.push(part);
                     }
@@ -439,6 +434,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::types::CHUNK_BYTES;
 
     /// The bytes of `range`, `None` where nothing is.
     fn contents(map: &PieceMap, range: Range<u64>) -> Vec<Option<u8>> {
@@ -471,7 +467,7 @@ mod tests {
         Write(u64, usize, u8),
         Punch(u64, u64),
         Hole(u64, u64),
-        TakeLong(u64),
+        TakeLong(u64, u64),
     }
 
     fn op() -> impl Strategy<Value = Op> {
@@ -480,7 +476,7 @@ mod tests {
             4 => (0u64..300_000, size, 1u8..=200).prop_map(|(at, len, byte)| Op::Write(at, len, byte)),
             1 => (0u64..300_000, 1u64..100_000).prop_map(|(at, len)| Op::Punch(at, len)),
             1 => (0u64..300_000, 1u64..100_000).prop_map(|(at, len)| Op::Hole(at, len)),
-            1 => (1u64..200_000).prop_map(Op::TakeLong),
+            1 => (1u64..200_000, 1u64..100_000).prop_map(|(len, unit)| Op::TakeLong(len, unit)),
         ]
     }
 
@@ -506,8 +502,9 @@ mod tests {
                         map.put(at, Piece::Hole(len));
                         model[index(at)..index(at + len)].fill(Some(0));
                     }
-                    Op::TakeLong(len) => {
-                        let taken = map.take_long(len);
+                    Op::TakeLong(len, unit) => {
+                        let taken = map.take_long(len, unit);
+                        prop_assert!(taken.is_empty() || taken.end().is_multiple_of(unit));
                         for (start, piece) in taken.iter() {
                             let range = index(start)..index(start + piece.len());
                             assert_eq!(contents(&taken, start..start + piece.len()), &model[range.clone()]);
@@ -533,14 +530,14 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_cut_at_chunks_and_joined_within() {
+    fn runs_are_cut_at_units_and_joined_within() {
+        const UNIT: u64 = CHUNK_BYTES / 2;
         let mut map = PieceMap::default();
-        map.write(CHUNK_BYTES - (1 << 20), vec![1; 1 << 20].into());
-        map.write(CHUNK_BYTES, vec![1; 1 << 20].into());
-        map.write(CHUNK_BYTES + (1 << 20), vec![1; 1 << 20].into());
+        map.write(UNIT - (1 << 20), vec![1; 2 << 20].into());
+        map.write(UNIT + (1 << 20), vec![1; 1 << 20].into());
         let map = map.take();
-        let runs: Vec<_> = map.runs().iter().map(|run| (run.offset, run.len, run.pieces.len())).collect();
-        assert_eq!(runs, [(CHUNK_BYTES - (1 << 20), 1 << 20, 1), (CHUNK_BYTES, 2 << 20, 2)]);
+        let runs: Vec<_> = map.runs(UNIT).iter().map(|run| (run.offset, run.len, run.pieces.len())).collect();
+        assert_eq!(runs, [(UNIT - (1 << 20), 1 << 20, 1), (UNIT, 2 << 20, 2)]);
     }
 
     #[test]
@@ -579,6 +576,6 @@ mod tests {
         map.zeros_to_holes(128 << 10);
         assert_eq!(map.data_bytes(), 128 << 10);
         assert_eq!(contents(&map, (1 << 20)..(1 << 20) + 10), vec![Some(0); 10]);
-        assert_eq!(map.runs().len(), 1);
+        assert_eq!(map.runs(CHUNK_BYTES).len(), 1);
     }
 }

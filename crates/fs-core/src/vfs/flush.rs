@@ -6,13 +6,16 @@
 //! budget when it is short, and from fsync, which waits. Fsync has a queue and workers of its own, so that it need not
 //! wait for a slow store when there is a staging directory. Several fsyncs that wait share packs and transactions.
 //!
+//! While memory is short, small files are sent on. Of large ones that are being written, parts are cut short only as far as
+//! less than a third of the memory is on its way to the store, since that costs their readers requests.
+//!
 //! Batches of a file are placed in order (`append_gate`) and committed in order (see `commit`). What
 //! fails stays where it is and is tried again by the next flush; who waits is told, and so is the next close.
 //! Lock order: queue and lists are leaves; the table of packs is a leaf.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -25,12 +28,16 @@ use super::handle::InodeRef;
 use super::inode::{Failure, Life, within};
 use super::request::{Fh, FsyncMode};
 use crate::data::{Lane, PackTicket, Place, Pressure, RunBytes};
-use crate::types::{ChunkIndex, Error, ErrorKind, Ino, PackId, PackedRun, Result};
+use crate::types::{CHUNK_BYTES, ChunkIndex, Error, ErrorKind, Ino, PackId, PackedRun, Result};
 
 /// Files up to this length keep their bytes in the slice record.
 pub(super) const INLINE_BYTES_MAX: u64 = 4 << 10;
-/// A sequential write of so many bytes is sent on at once, in packs of the file's own.
-pub(super) const STREAM_BYTES_MIN: u64 = 8 << 20;
+/// What is written in order is sent on in parts of the file that end at multiples of this, each a pack.
+pub(super) const UNIT_BYTES: u64 = CHUNK_BYTES / 2;
+/// So many bytes that follow each other have packs of the file's own.
+pub(super) const STREAM_BYTES_MIN: u64 = UNIT_BYTES / 2;
+/// So many bytes that were written in order are taken for the beginning of a large file.
+const IN_ORDER_BYTES: u64 = 1 << 20;
 /// Aligned windows of zeros of this size become holes.
 const ZERO_WINDOW_BYTES: u64 = 128 << 10;
 /// Batches that are uploaded at a time, and as many more for which somebody waits.
@@ -40,8 +47,13 @@ const JOBS_MAX: usize = 1024;
 const JOB_BYTES_MAX: u64 = 64 << 20;
 /// Bytes that are handed to `append` together.
 const APPEND_BYTES_MAX: u64 = 16 << 20;
-/// While memory is short, open packs are closed so often.
-const SEAL_PAUSE: Duration = Duration::from_millis(250);
+/// While memory is short, it is looked so often whether more is to be sent on.
+const RELIEF_PAUSE: Duration = Duration::from_millis(10);
+/// While memory is short, small files that take one part in so many of it are sent on each time.
+const RELIEF_PART: u64 = 4;
+/// And one part in so many is left to what is on its way to the store: the rest of the usual memory is what eight writers of
+/// large files need to fill their parts.
+const GOING_PART: u64 = 3;
 /// How often, and after how long each time, whoever stores everything looks whether staging is over.
 const SETTLE_TRIES: u32 = 40;
 const SETTLE_PAUSE: Duration = Duration::from_millis(25);
@@ -63,13 +75,29 @@ enum Want {
     Urgent,
 }
 
+/// What is done with files that have no name any more. Most are temporary: they need the store only if memory is short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Orphans {
+    Flush,
+    Postpone,
+}
+
 type Done = oneshot::Sender<std::result::Result<(), Failure>>;
 
 #[derive(Debug)]
 struct Job {
     inode: InodeRef,
     want: Want,
+    /// Bytes that were dirty when it was made.
+    bytes: u64,
     done: Option<Done>,
+}
+
+impl Job {
+    fn new(inode: InodeRef, want: Want, done: Option<Done>) -> Job {
+        let bytes = inode.state().dirty.data_bytes();
+        Job { inode, want, bytes, done }
+    }
 }
 
 /// Queue, lists and packs of the write-back.
@@ -79,8 +107,9 @@ pub(super) struct Flusher {
     urgent: Queue,
     /// Dirty files, the one that became so first in front.
     dirty: Mutex<VecDeque<(Instant, InodeRef)>>,
-    hurry: Notify,
     early: Mutex<Early>,
+    /// Bytes of jobs that wait for a worker or are being placed in packs.
+    placing: AtomicU64,
     /// Workers that are storing files.
     busy: AtomicUsize,
     packs: Mutex<HashMap<PackId, PackUse>>,
@@ -153,7 +182,7 @@ impl Queue {
                     && bytes < JOB_BYTES_MAX
                     && let Some(job) = queue.pop_front()
                 {
-                    bytes += job.inode.state().dirty.data_bytes();
+                    bytes += job.bytes;
                     jobs.push(job);
                 }
                 if !queue.is_empty() {
@@ -174,8 +203,8 @@ impl Flusher {
             queue: Queue::default(),
             urgent: Queue::default(),
             dirty: Mutex::default(),
-            hurry: Notify::new(),
             early: Mutex::default(),
+            placing: AtomicU64::new(0),
             busy: AtomicUsize::new(0),
             packs: Mutex::default(),
         }
@@ -188,12 +217,7 @@ impl Flusher {
 
     /// Sends on what was written sequentially.
     pub(super) fn stream(&self, inode: InodeRef) {
-        self.push(Job { inode, want: Want::Stream, done: None });
-    }
-
-    /// Memory is short.
-    pub(super) fn hurry(&self) {
-        self.hurry.notify_one();
+        self.push(Job::new(inode, Want::Stream, None));
     }
 
     /// Whether files are being stored.
@@ -202,6 +226,7 @@ impl Flusher {
     }
 
     fn push(&self, job: Job) {
+        self.placing.fetch_add(job.bytes, Ordering::Relaxed);
         match job.want {
             Want::Urgent => self.urgent.push(job),
             Want::Stream | Want::All => self.queue.push(job),
@@ -220,6 +245,48 @@ impl Flusher {
             held += inode.state().dirty.data_bytes();
             taken.push(inode);
         }
+        taken
+    }
+
+    /// Takes files off the list: the oldest that hold `bytes` together, without those that are being written in order, and
+    /// of these only so many that all hold `excess`, the largest first.
+    fn take_for_room(&self, bytes: u64, excess: u64) -> Vec<InodeRef> {
+        let enough = bytes.max(excess);
+        let mut taken = Vec::new();
+        let mut held = 0;
+        let mut streams: Vec<(u64, InodeRef)> = Vec::new();
+        let mut dirty = self.dirty.lock();
+        dirty.retain(|(_, inode)| {
+            if held >= enough {
+                return true;
+            }
+            let state = inode.state();
+            let bytes = state.dirty.data_bytes();
+            let in_order = state.stream.bytes() >= IN_ORDER_BYTES;
+            if in_order {
+                streams.push((bytes, inode.clone()));
+            } else {
+                held += bytes;
+                taken.push(inode.clone());
+            }
+            in_order
+        });
+        if held >= excess {
+            return taken;
+        }
+        streams.sort_unstable_by_key(|(bytes, inode)| (*bytes, inode.ino));
+        // What is too little for packs of its own fills one with others.
+        let own = streams.last().is_some_and(|(bytes, _)| *bytes >= STREAM_BYTES_MIN);
+        let enough = if own { excess } else { excess.max(APPEND_BYTES_MAX) };
+        let mut chosen = HashSet::new();
+        while held < enough
+            && let Some((bytes, inode)) = streams.pop()
+        {
+            held += bytes;
+            chosen.insert(inode.ino);
+            taken.push(inode);
+        }
+        dirty.retain(|(_, inode)| !chosen.contains(&inode.ino));
         taken
     }
 
@@ -296,30 +363,19 @@ impl Vfs {
                 ticks.tick().await;
                 let Some(vfs) = vfs.upgrade() else { return };
                 if let Some(since) = Instant::now().checked_sub(flush_after) {
-                    vfs.flush_listed(since, 0);
+                    vfs.flush_listed(vfs.flusher.take_listed(since, 0), Orphans::Postpone);
                 }
             }
         });
         let vfs = Arc::downgrade(self);
         let mut pressure = self.memory.subscribe();
         self.tasks.spawn(async move {
-            let mut sealed = Instant::now();
-            loop {
+            while pressure.wait_for(|pressure| *pressure == Pressure::High).await.is_ok() {
                 let Some(vfs) = vfs.upgrade() else { return };
-                let waiting = vfs.flusher.hurry.notified();
-                let short = pressure.wait_for(|pressure| *pressure == Pressure::High);
-                tokio::select! {
-                    () = waiting => {}
-                    short = short => if short.is_err() { return },
-                }
                 vfs.relieve();
-                // Packs that are being filled hold memory too, but closing them all the time would make them tiny.
-                if sealed.elapsed() >= SEAL_PAUSE {
-                    vfs.data.seal_all();
-                    sealed = Instant::now();
-                }
+                drop(vfs);
                 // What was started now has to take effect before more is.
-                tokio::time::sleep(Duration::from_millis(10)).await;
+                tokio::time::sleep(RELIEF_PAUSE).await;
             }
         });
     }
@@ -334,34 +390,50 @@ impl Vfs {
         };
         if let Some(bytes) = due {
             let now = Instant::now();
-            self.flush_listed(now.checked_sub(self.options.flush_after).unwrap_or(now), bytes);
+            let since = now.checked_sub(self.options.flush_after).unwrap_or(now);
+            self.flush_listed(self.flusher.take_listed(since, bytes), Orphans::Flush);
         }
     }
 
-    /// Starts to flush the oldest dirty files, about a quarter of the budget.
+    /// Memory is short: sends on what makes room.
     fn relieve(&self) {
-        let now = Instant::now();
-        let since = now.checked_sub(self.options.flush_after).unwrap_or(now);
-        self.flush_listed(since, (self.memory.bytes_max() / 4).max(1));
+        // What is being placed is counted twice while it is compressed.
+        let going = 2 * self.flusher.placing.load(Ordering::Relaxed) + self.data.closed_bytes();
+        let resting = self.memory.used_bytes().saturating_sub(going);
+        let bytes_max = self.memory.bytes_max();
+        let mut excess = resting.saturating_sub(bytes_max - bytes_max / GOING_PART);
+        if going == 0 && self.memory.is_waited_for() {
+            // Nothing else will make room.
+            excess = excess.max(1);
+        }
+        let files = self.flusher.take_for_room(bytes_max / RELIEF_PART, excess);
+        let flushed = self.flush_listed(files, Orphans::Flush);
+        if flushed < excess {
+            // Packs that are being filled hold memory, too.
+            self.data.seal_all();
+        }
     }
 
-    fn flush_listed(&self, since: Instant, bytes: u64) {
-        for inode in self.flusher.take_listed(since, bytes) {
+    /// Starts to flush files that were taken off the list; returns how many bytes of them are dirty.
+    fn flush_listed(&self, files: Vec<InodeRef>, orphans: Orphans) -> u64 {
+        let mut bytes = 0;
+        for inode in files {
             let (needed, postponed) = {
                 let mut state = inode.state();
-                state.listed = false;
                 let needed = state.needs_flush();
-                // Most files that are unlinked while open are temporary: they need the store only if memory is short.
-                let postponed = needed && state.life == Life::Orphan && bytes == 0;
+                let postponed = needed && state.life == Life::Orphan && orphans == Orphans::Postpone;
                 state.listed = postponed;
                 (needed, postponed)
             };
             if postponed {
                 self.flusher.list(inode);
             } else if needed {
-                self.flusher.push(Job { inode, want: Want::All, done: None });
+                let job = Job::new(inode, Want::All, None);
+                bytes += job.bytes;
+                self.flusher.push(job);
             }
         }
+        bytes
     }
 
     /// Makes durable what is dirty in a file, staged or stored, and commits it.
@@ -371,7 +443,7 @@ impl Vfs {
             return Ok(());
         }
         let (done, finished) = oneshot::channel();
-        self.flusher.push(Job { inode: inode.clone(), want: Want::Urgent, done: Some(done) });
+        self.flusher.push(Job::new(inode.clone(), Want::Urgent, Some(done)));
         self.finished(finished).await
     }
 
@@ -401,7 +473,7 @@ impl Vfs {
         let mut waiting = Vec::with_capacity(dirty.len());
         for inode in dirty {
             let (done, finished) = oneshot::channel();
-            self.flusher.push(Job { inode, want: Want::All, done: Some(done) });
+            self.flusher.push(Job::new(inode, Want::All, Some(done)));
             waiting.push(finished);
         }
         let mut outcome = Ok(());
@@ -474,6 +546,7 @@ impl Vfs {
         let files: Vec<(InodeRef, Want)> = files.into_values().collect();
         let mut failures = HashMap::new();
         let tickets = self.place(&files, &mut failures).await;
+        self.flusher.placing.fetch_sub(jobs.iter().map(|job| job.bytes).sum(), Ordering::Relaxed);
         let mut whole = Vec::new();
         let mut urgent = Vec::new();
         for (inode, want) in files {
@@ -542,15 +615,17 @@ impl Vfs {
         let mut shared = Vec::new();
         let mut seal_small = false;
         for (inode, want) in files {
-            let (lane, runs) = self.take_dirty(inode, *want);
+            let runs = self.take_dirty(inode, *want);
             // What is staged leaves its pack open for the next.
             seal_small |= *want == Want::All || (*want == Want::Urgent && !self.data.stages());
-            if lane == Lane::Small {
-                shared.extend(runs.into_iter().map(|run| (inode, run)));
-                continue;
+            let own_packs = *want == Want::Stream || runs.iter().any(|run| run.run.len >= STREAM_BYTES_MIN);
+            let runs = runs.into_iter().map(|run| (inode, run));
+            let lane = Lane::Stream(inode.ino);
+            if own_packs {
+                self.append(lane, runs.collect(), failures).await;
+            } else {
+                shared.extend(runs);
             }
-            let runs = runs.into_iter().map(|run| (inode, run)).collect();
-            self.append(lane, runs, failures).await;
             if *want != Want::Stream {
                 self.data.seal(lane);
             }
@@ -567,15 +642,15 @@ impl Vfs {
     }
 
     /// Makes a batch of what is dirty; returns everything of the file that has no place yet.
-    fn take_dirty(&self, inode: &InodeRef, want: Want) -> (Lane, Vec<Unplaced>) {
+    fn take_dirty(&self, inode: &InodeRef, want: Want) -> Vec<Unplaced> {
         let mut state = inode.state();
         let state = &mut *state;
         if state.life == Life::Dead {
-            return (Lane::Small, Vec::new());
+            return Vec::new();
         }
         let taken = match want {
             Want::All | Want::Urgent => state.dirty.take(),
-            Want::Stream => state.dirty.take_long(STREAM_BYTES_MIN / 2),
+            Want::Stream => state.dirty.take_long(STREAM_BYTES_MIN, UNIT_BYTES),
         };
         if !taken.is_empty() {
             let grow_to = match want {
@@ -589,7 +664,7 @@ impl Vfs {
         let mut runs = Vec::new();
         for batch in state.batches.iter_mut().filter(|batch| !batch.placed) {
             batch.pieces.zeros_to_holes(ZERO_WINDOW_BYTES);
-            let unplaced = if inline { Vec::new() } else { batch.pieces.runs() };
+            let unplaced = if inline { Vec::new() } else { batch.pieces.runs(UNIT_BYTES) };
             if unplaced.is_empty() {
                 batch.placed = true;
                 batch.guard = None;
@@ -597,14 +672,7 @@ impl Vfs {
             runs.extend(unplaced.into_iter().map(|run| Unplaced { batch: batch.id, run }));
         }
         self.account(state, 0);
-        let streams =
-            want == Want::Stream || runs.iter().any(|unplaced| unplaced.run.len >= STREAM_BYTES_MIN);
-        state.stream.lane |= streams;
-        let lane = if state.stream.lane { Lane::Stream(inode.ino) } else { Lane::Small };
-        if want != Want::Stream {
-            state.stream.lane = false;
-        }
-        (lane, runs)
+        runs
     }
 
     /// Appends runs to a lane and notes their places.

@@ -36,8 +36,8 @@ const LIVE_PART: u64 = 4;
 /// Mostly dead packs that one round rewrites; more wait for the next.
 const REWRITES_MAX: usize = 4;
 /// Packs below these sizes are small. Those of one class are merged when there are so many, so that a byte is moved once a
-/// class at most, give or take.
-const SMALL_PACK_BYTES: [u64; 3] = [64 << 10, 1 << 20, 8 << 20];
+/// class at most, give or take. A large file's are larger.
+const SMALL_PACK_BYTES: [u64; 3] = [64 << 10, 1 << 20, 4 << 20];
 const MERGE_PACKS_MIN: usize = 16;
 /// Small packs that one round merges, and live bytes in them; more wait for the next.
 const MERGE_PACKS_MAX: usize = 256;
@@ -537,8 +537,10 @@ mod tests {
         packs.retain(|pack| pack.pack.0 >= 16);
         packs.push(pack(116, 900_000));
         assert_eq!(choose(&packs, &mut round), (100..115).chain([116]).collect::<Vec<_>>());
-        let many: Vec<PackInfo> = (1000..2000).map(|id| pack(id, 7 << 20)).collect();
-        assert_eq!(choose(&many, &mut Round::default()).len(), 9, "64 MiB a round");
+        let many: Vec<PackInfo> = (1000..2000).map(|id| pack(id, 3 << 20)).collect();
+        assert_eq!(choose(&many, &mut Round::default()).len(), 21, "64 MiB a round");
+        let parts: Vec<PackInfo> = (1000..2000).map(|id| pack(id, 4 << 20)).collect();
+        assert_eq!(choose(&parts, &mut Round::default()), [], "parts of large files stay");
     }
 
     #[test]

@@ -124,20 +124,20 @@ pub(super) enum Life {
 pub(super) struct Stream {
     next: u64,
     bytes: u64,
-    /// Whether the file has a lane of its own.
-    pub(super) lane: bool,
 }
 
 impl Stream {
-    /// Notes a write; returns whether `enough` sequential bytes came since this last said so.
-    pub(super) fn advance(&mut self, offset: u64, len: u64, enough: u64) -> bool {
+    /// How many bytes were written in order, up to the last write.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Notes a write; returns whether it reaches the end of a part of `unit` bytes of the file, after `enough` sequential
+    /// bytes.
+    pub(super) fn advance(&mut self, offset: u64, len: u64, enough: u64, unit: u64) -> bool {
         self.bytes = if offset == self.next { self.bytes + len } else { len };
         self.next = offset + len;
-        let full = self.bytes >= enough;
-        if full {
-            self.bytes = 0;
-        }
-        full
+        self.bytes >= enough && self.next / unit > offset / unit
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::Vfs;
-use super::flush::{INLINE_BYTES_MAX, STREAM_BYTES_MIN};
+use super::flush::{INLINE_BYTES_MAX, STREAM_BYTES_MIN, UNIT_BYTES};
 use super::handle::{FileHandle, InodeRef, Reach, ToldBy};
 use super::inode::{Failure, InodeState, Life, SetIds};
 use super::readahead::Readahead;
@@ -125,7 +125,7 @@ impl Vfs {
         if args.origin == WriteOrigin::Process || !self.options.kernel_caches_writes {
             state.written_at(self.now());
         }
-        let stream = state.stream.advance(offset, len, STREAM_BYTES_MIN);
+        let stream = state.stream.advance(offset, len, STREAM_BYTES_MIN, UNIT_BYTES);
         let newly = !std::mem::replace(&mut state.listed, true);
         self.account(state, room.bytes);
         Ok(Wrote { newly, stream })
@@ -145,7 +145,6 @@ impl Vfs {
         if let Some(guard) = self.memory.try_acquire(bytes) {
             return Ok(guard);
         }
-        self.flusher.hurry();
         let acquire = self.memory.acquire(bytes);
         match self.options.io_timeout {
             None => Ok(acquire.await),

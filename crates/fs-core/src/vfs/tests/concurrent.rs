@@ -115,5 +115,94 @@ async fn a_large_file_streams_and_comes_back() {
     }
     check_accounts(&vfs, &[file.0]).await;
     unmount(vfs).await;
-    assert!(world.store.objects().await < 12, "a large file is made of large packs");
+    assert_eq!(world.store.objects().await, 13, "each part of 8 MiB is a pack");
+}
+
+/// The files in each pack, and their bytes.
+async fn contents_of_packs(vfs: &Vfs) -> Vec<BTreeMap<Ino, u64>> {
+    let mut packs = Vec::new();
+    for pack in vfs.meta.packs(None, 1000).await.unwrap().items {
+        let mut files = BTreeMap::new();
+        for entry in vfs.data.pack_footer(pack.pack).await.unwrap() {
+            *files.entry(entry.ino).or_default() += u64::from(entry.run.plain_len);
+        }
+        packs.push(files);
+    }
+    packs
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn each_pack_of_eight_writers_is_a_part_of_one_file() {
+    let mut world = World::new().await;
+    world.memory_bytes = 96 << 20;
+    let vfs = world.mount().await;
+    world.store.down.store(true, Ordering::SeqCst);
+    let part = Bytes::from(Dice(1).bytes(1 << 20));
+    let mut tasks = Vec::new();
+    for number in 0..8 {
+        let file = create(&vfs, &format!("f{number}")).await;
+        let (vfs, part) = (Arc::clone(&vfs), part.clone());
+        tasks.push(tokio::spawn(async move {
+            for i in 0..20 {
+                write(&vfs, file, i << 20, part.clone()).await.unwrap();
+            }
+        }));
+    }
+    while vfs.memory.used_bytes() < 96 << 20 {
+        tokio::task::yield_now().await;
+    }
+    // Time to do something about it.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    world.store.down.store(false, Ordering::SeqCst);
+    for task in tasks {
+        task.await.unwrap();
+    }
+    vfs.sync_all().await.unwrap();
+    let packs = contents_of_packs(&vfs).await;
+    let whole = packs.iter().filter(|files| files.len() == 1 && files.values().eq([&(8 << 20)])).count();
+    assert_eq!(whole, 16, "{packs:?}");
+    assert_eq!(packs.iter().flat_map(BTreeMap::values).sum::<u64>(), 8 * (20 << 20));
+    unmount(vfs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_files_the_largest_makes_room() {
+    let mut world = World::new().await;
+    world.memory_bytes = 48 << 20;
+    let vfs = world.mount().await;
+    let part = Bytes::from(Dice(1).bytes(1 << 20));
+    let mut files = Vec::new();
+    for (number, parts) in [6, 7, 6, 6, 6, 5].into_iter().enumerate() {
+        let file = create(&vfs, &format!("f{number}")).await;
+        for i in 0..parts {
+            write(&vfs, file, i << 20, part.clone()).await.unwrap();
+        }
+        files.push(file.0);
+    }
+    let dirty = || -> Vec<u64> {
+        files.iter().map(|ino| vfs.inodes.get(*ino).unwrap().state().unsaved_bytes() >> 20).collect()
+    };
+    while dirty()[1] > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(dirty(), [6, 0, 6, 6, 6, 5], "the others go on filling their packs");
+    assert_eq!(contents_of_packs(&vfs).await, [BTreeMap::from([(files[1], 7 << 20)])]);
+    unmount(vfs).await;
+}
+
+#[tokio::test]
+async fn small_files_fill_packs_while_memory_is_short() {
+    let mut world = World::new().await;
+    world.memory_bytes = 48 << 20;
+    let vfs = world.mount().await;
+    let bytes = Bytes::from(Dice(1).bytes(64 << 10));
+    for number in 0..2048 {
+        let file = create(&vfs, &format!("f{number}")).await;
+        write(&vfs, file, 0, bytes.clone()).await.unwrap();
+        vfs.release(file.1).await.unwrap();
+    }
+    vfs.sync_all().await.unwrap();
+    let packs = contents_of_packs(&vfs).await;
+    assert!(packs.len() <= 16, "128 MiB are {} packs", packs.len());
+    unmount(vfs).await;
 }

@@ -14,7 +14,7 @@ use crate::types::SessionId;
 const PACK_BYTES: u32 = (16 << 20) + (512 << 10);
 
 /// A pack of one large file is closed once it holds so much: what is written together in order is one object, and one GET
-/// (docs/decisions/0021).
+/// (docs/decisions/0022).
 const STREAM_PACK_BYTES: u32 = 4 << 20;
 
 /// Settings of the data layer.

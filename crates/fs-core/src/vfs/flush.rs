@@ -455,6 +455,11 @@ impl Vfs {
             () = self.tasks.cancelled() => None,
         };
         let Some(result) = result else {
+            // A worker that panics lets go of its jobs, and says so a moment later.
+            tokio::select! {
+                () = self.data.health().wait_broken() => {}
+                () = self.tasks.cancelled() => {}
+            }
             self.data.health().check()?;
             return Err(Error::new(ErrorKind::Io, "the tasks that store files have ended"));
         };

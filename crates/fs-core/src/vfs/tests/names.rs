@@ -41,10 +41,10 @@ async fn a_new_file_is_known_to_have_no_attributes_until_one_is_set() {
     let get = async |ino: Ino, attribute: &[u8]| vfs.getxattr(ino, attribute).await.map_err(|e| e.kind);
     let set = async |ino: Ino| vfs.setxattr(ino, b"user.a", b"b", XattrMode::Either).await.unwrap();
     let (file, _) = vfs.create(node(&name("new")), flags(AccessMode::Write)).await.unwrap();
-    world.kv_panics.store(true, Ordering::SeqCst);
+    world.kv_panics.everywhere.store(true, Ordering::SeqCst);
     assert_eq!(get(file.ino, b"security.capability").await, Err(ErrorKind::NoAttribute));
     assert_eq!(get(file.ino, b"system.posix_acl_access").await, Err(ErrorKind::NotSupported));
-    world.kv_panics.store(false, Ordering::SeqCst);
+    world.kv_panics.everywhere.store(false, Ordering::SeqCst);
     set(file.ino).await;
     assert_eq!(get(file.ino, b"user.a").await.as_deref(), Ok(&b"b"[..]));
     assert_eq!(get(file.ino, b"security.capability").await, Err(ErrorKind::NoAttribute));

@@ -11,7 +11,7 @@
 //!
 //! Batches of a file are placed in order (`append_gate`) and committed in order (see `commit`). What
 //! fails stays where it is and is tried again by the next flush; who waits is told, and so is the next close.
-//! Lock order: queue and lists are leaves; the table of packs is a leaf.
+//! Lock order: the list of dirty files, the state of one; the queues and the table of packs are leaves.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;

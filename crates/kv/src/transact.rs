@@ -61,8 +61,8 @@ where
     E: From<KvError> + RetryClass,
 {
     let mut attempt = Attempt::default();
-    let mut beginning = first;
     loop {
+        let beginning = if attempt.index == 0 { first } else { Beginning::Now };
         let failure = match run_once(kv, beginning, &body, attempt).await {
             Ok(value) => return Ok(value),
             Err(failure) => failure,
@@ -73,7 +73,6 @@ where
             None => return Err(failure),
         }
         attempt.index += 1;
-        beginning = Beginning::Now;
         if attempt.index >= RUNS_MAX {
             return Err(failure);
         }

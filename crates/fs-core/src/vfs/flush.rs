@@ -396,7 +396,7 @@ impl Vfs {
     }
 
     /// Memory is short: sends on what makes room.
-    fn relieve(&self) {
+    pub(super) fn relieve(&self) {
         // What is being placed is counted twice while it is compressed.
         let going = 2 * self.flusher.placing.load(Ordering::Relaxed) + self.data.closed_bytes();
         let resting = self.memory.used_bytes().saturating_sub(going);
@@ -449,21 +449,15 @@ impl Vfs {
 
     /// Waits for a job, as long as there are workers.
     async fn finished(&self, finished: oneshot::Receiver<std::result::Result<(), Failure>>) -> Result<()> {
-        let result = tokio::select! {
+        tokio::select! {
             biased;
-            result = finished => result.ok(),
-            () = self.tasks.cancelled() => None,
-        };
-        let Some(result) = result else {
-            // A worker that panics lets go of its jobs, and says so a moment later.
-            tokio::select! {
-                () = self.data.health().wait_broken() => {}
-                () = self.tasks.cancelled() => {}
+            // A worker that panics lets go of its jobs; all tasks are ended a moment later.
+            Ok(result) = finished => Ok(result?),
+            () = self.tasks.cancelled() => {
+                self.data.health().check()?;
+                Err(Error::new(ErrorKind::Io, "the tasks that store files have ended"))
             }
-            self.data.health().check()?;
-            return Err(Error::new(ErrorKind::Io, "the tasks that store files have ended"));
-        };
-        Ok(result?)
+        }
     }
 
     /// Stores and commits everything that is dirty now; the metadata need not be durable then.

@@ -10,7 +10,7 @@ from .stats import Spread, paired_ratio, spread
 
 Result = dict[str, Any]
 # No filesystems over an object store: shown beside them.
-APART = ("bare", "local")
+APART = ("bare", "local", "null")
 
 
 class Table:

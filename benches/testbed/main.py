@@ -238,8 +238,11 @@ def main() -> int:
     for name, why in missing.items():
         print(f"missing: {name}: {why}", file=sys.stderr)
     chosen, once = ([cls for cls in classes if cls.name not in missing] for classes in (chosen, once))
+    if options.endpoint and options.platform != "near":
+        sys.exit("--platform far needs a server that is started here: leave out --endpoint, or put the delay in front of it yourself")
     build(options)
     results = Results(options)
+    results.facts["versions"] = "; ".join(f"{cls.name}: {found}" for cls in chosen + once if (found := cls.version(options)))
     if missing:
         results.facts["missing"] = "; ".join(f"{name} ({why})" for name, why in missing.items())
     for network in networks(options) if set(options.workloads) - STANDALONE.keys() else []:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .access_log import kinds
-from .process import PeakSampler, sh, touch_free_memory
+from .process import PeakSampler, drop_caches, sh, touch_free_memory
 from .server import Server
 from .targets import Target
 
@@ -71,7 +71,7 @@ class Run:
               ) -> Iterator[Phase]:
         """Measures what is done inside; with `until_unmounted` until all of it is stored and the target unmounted.
 
-        What is done inside may set `seconds` (where a load program times itself) and `count`.
+        What is done inside may set `seconds` (where a load program times itself; the unmount is added) and `count`.
         """
         target, phase = self.target, Phase(name, count, item, 0, size)
         # Enough for the bytes at the program, in the filesystem and in the server.
@@ -80,9 +80,10 @@ class Run:
             mark, cpu = self.server.mark(), target.cpu_seconds()
             begin = time.monotonic()
             yield phase
+            done = time.monotonic()
             if until_unmounted:
                 target.unmount()
-            phase.seconds = phase.seconds or time.monotonic() - begin
+            phase.seconds = (phase.seconds or done - begin) + time.monotonic() - done
             spent, now = self.server.since(mark), target.cpu_seconds()
         if target.kind != "reference":
             phase.cpu, phase.meta_cpu, phase.peak_mib = now[0] - cpu[0], now[1] - cpu[1], peak.mib
@@ -93,6 +94,12 @@ class Run:
         """After an unmount: mounts with no cached data on this machine but the server's own."""
         self.target.forget_caches()
         self.target.go_cold()
+        self.target.mount()
+
+    def remount(self) -> None:
+        """Mounts anew without what is in memory; what the target caches on the local disk stays."""
+        self.target.unmount()
+        drop_caches()
         self.target.mount()
 
     def result(self) -> list[dict[str, Any]]:

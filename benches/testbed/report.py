@@ -70,7 +70,7 @@ def markdown(facts: list[dict[str, Any]], results: list[Result], describe: dict[
               "the store was sent: PUTs and all else that uploads, GETs, others; MB went up to it and came down.", ""]
     lines += [*_summary(tables(results)), ""]
     for table in tables(results):
-        lines += [f"## {table.workload}, {table.platform}", "", describe.get(table.workload, ""), ""]
+        lines += [f"## {table.workload}, {table.platform}", "", f"At scale 1: {describe.get(table.workload, '')}", ""]
         plain = [name for name, by_target in table.phases.items()
                  if all(p.cpu is None and not p.bytes for rounds in by_target.values() for p in rounds.values())]
         base = table.base
@@ -115,8 +115,7 @@ def _phase_table(table: Table, name: str, base: str) -> list[str]:
     phases = [p for rounds in table.phases[name].values() for p in rounds.values()]
     item = phases[0].item
     heads = ["target"] + ([f"{item}s/s"] if item else []) + (["MiB/s"] if phases[0].bytes else [])
-    heads += [base, f"CPU µs a {item}" if item else "CPU s/GiB", "peak MiB", "PUT", "GET", "other", "MB up", "MB down"]
-    heads[heads.index(base)] = f"{base} is"
+    heads += [f"{base} is", f"CPU µs a {item}" if item else "CPU s/GiB", "peak MiB", "PUT", "GET", "other", "MB up", "MB down"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for target in table.phases[name]:
         cells = [target]

@@ -156,12 +156,12 @@ class Server:
 
     def warm(self, bucket: str) -> None:
         """Brings a bucket's objects into the server's page cache, so that its disk is not what is measured."""
-        if self.log:
-            for path in (self.root / bucket).rglob("*"):
-                if path.is_file():
-                    with open(path, "rb", buffering=0) as file:
-                        while file.read(4 << 20):
-                            pass
+        # SeaweedFS keeps all buckets in a few large files; what an endpoint keeps where is not known.
+        for path in (self.root / bucket if self.log else self.dir / "data").rglob("*"):
+            if path.is_file():
+                with open(path, "rb", buffering=0) as file:
+                    while file.read(4 << 20):
+                        pass
 
     def _rclone(self, *args: object) -> str:
         path = program("rclone")

@@ -1,9 +1,8 @@
-//! Files written and read whole, and blocks of one file at random.
+//! Files written and read whole.
 
 use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
@@ -45,9 +44,6 @@ pub(crate) struct FilesArgs {
     /// What the files hold.
     #[arg(long, value_enum, default_value = "random")]
     content: Content,
-    /// fsync each file before it is closed.
-    #[arg(long)]
-    fsync: bool,
 }
 
 impl FilesArgs {
@@ -84,9 +80,6 @@ pub(crate) fn write(args: &FilesArgs) -> Result<Value> {
         for (number, path) in args.of_thread(thread) {
             let mut file = fs::File::create(&path).with_context(|| format!("{}", path.display()))?;
             pattern.for_each_piece(number, args.size, |piece| Ok(file.write_all(piece)?))?;
-            if args.fsync {
-                file.sync_all()?;
-            }
         }
         Ok(())
     })?;
@@ -162,77 +155,4 @@ impl Pattern {
         }
         Ok(())
     }
-}
-
-/// Which blocks of one file.
-#[derive(Args)]
-pub(crate) struct RandomArgs {
-    /// The file; `random-write` makes it.
-    file: PathBuf,
-    /// Bytes of the file.
-    #[arg(long)]
-    size: u64,
-    /// Blocks a thread.
-    #[arg(long)]
-    count: u32,
-    /// Threads.
-    #[arg(long, default_value_t = 1)]
-    threads: u32,
-    /// Bytes of one block.
-    #[arg(long, default_value_t = 4096)]
-    block: u32,
-}
-
-impl RandomArgs {
-    fn offset(&self, random: &mut SmallRng) -> u64 {
-        let block = u64::from(self.block);
-        random.random_range(0..self.size / block) * block
-    }
-
-    fn report(&self, took: std::time::Duration) -> Value {
-        let count = u64::from(self.count) * u64::from(self.threads);
-        json!({ "ops": count, "secs": took.as_secs_f64(), "iops": parallel::rate(count, took) })
-    }
-}
-
-/// Overwrites; the time includes one fsync at the end.
-pub(crate) fn random_write(args: &RandomArgs) -> Result<Value> {
-    let file = fs::OpenOptions::new().write(true).create(true).truncate(false).open(&args.file)?;
-    let took = parallel::run(args.threads, |thread| {
-        let mut random = SmallRng::seed_from_u64(thread.into());
-        let mut block = vec![0; args.block as usize];
-        random.fill_bytes(&mut block);
-        for i in 0..args.count {
-            block[..4].copy_from_slice(&i.to_le_bytes());
-            file.write_all_at(&block, args.offset(&mut random))?;
-        }
-        if thread == 0 {
-            file.sync_all()?;
-        }
-        Ok(())
-    })?;
-    Ok(args.report(took))
-}
-
-/// Reads.
-pub(crate) fn random_read(args: &RandomArgs) -> Result<Value> {
-    let file = open_without_readahead(&args.file)?;
-    let took = parallel::run(args.threads, |thread| {
-        let mut random = SmallRng::seed_from_u64(u64::from(thread) + 1_000);
-        let mut block = vec![0; args.block as usize];
-        for _ in 0..args.count {
-            file.read_exact_at(&mut block, args.offset(&mut random))?;
-        }
-        Ok(())
-    })?;
-    Ok(args.report(took))
-}
-
-#[expect(unsafe_code, reason = "std has no posix_fadvise(2)")]
-fn open_without_readahead(path: &Path) -> Result<fs::File> {
-    use std::os::fd::AsRawFd;
-    let file = fs::File::open(path)?;
-    // SAFETY: the descriptor is open; advice changes no memory.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
-    Ok(file)
 }

@@ -40,10 +40,6 @@ enum Command {
     Write(files::FilesArgs),
     /// Reads what `write` wrote, and checks it.
     Read(files::FilesArgs),
-    /// Overwrites 4 KiB blocks of one file at random offsets, then fsyncs.
-    RandomWrite(files::RandomArgs),
-    /// Reads 4 KiB blocks of one file at random offsets.
-    RandomRead(files::RandomArgs),
     /// Forwards a port with a delay for each answer and a limit on bytes a second, until killed.
     Proxy(proxy::ProxyArgs),
     /// Mounts a filesystem that keeps names in memory and no contents, until it is unmounted.
@@ -59,8 +55,6 @@ fn main() -> anyhow::Result<()> {
         Command::Mdtest { dir, items, threads } => mdtest::run(&dir, items, threads)?,
         Command::Write(args) => files::write(&args)?,
         Command::Read(args) => files::read(&args)?,
-        Command::RandomWrite(args) => files::random_write(&args)?,
-        Command::RandomRead(args) => files::random_read(&args)?,
         Command::Proxy(args) => return proxy::run(&args),
         #[cfg(target_os = "linux")]
         Command::Null { mount_point } => return null::run(&mount_point),

@@ -45,8 +45,8 @@ class Target:
     name = "?"
     # `filesystem`; `store` writes and reads files without mounting; `reference` costs nothing that could be counted.
     kind = "filesystem"
-    # Said beside the figures where the comparison is not quite equal.
-    note = ""
+    # What prints the version; in the first line that has a digit.
+    version_command: tuple[str, ...] = ()
     _number = 0
 
     def __init__(self, server: Server, options: Any) -> None:
@@ -64,6 +64,14 @@ class Target:
     def missing(cls) -> str | None:
         """Why it cannot run here, or None."""
         return None
+
+    @classmethod
+    def version(cls, options: Any) -> str:
+        """What is measured, as it names itself; empty if it does not."""
+        if not cls.version_command:
+            return ""
+        done = subprocess.run(cls.version_command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=30)
+        return next((line.strip() for line in (done.stdout + done.stderr).splitlines() if any(map(str.isdigit, line))), "")
 
     def open(self) -> None:
         """Makes an empty volume and mounts it."""

@@ -13,11 +13,10 @@ OPTIONS = ["--s3-upload-concurrency", "8", "--s3-chunk-size", "8Mi", "--s3-uploa
 
 
 class Bare(Target):
-    """rclone copy from and to a local directory; the source is in the page cache."""
+    """rclone copy from local files, which are in the page cache, and to them, where the others make bytes and compare them."""
 
     name = "bare"
     kind = "store"
-    note = "rclone copy: reads from and writes to local files, where the others make bytes and compare them"
 
     @classmethod
     def missing(cls) -> str | None:

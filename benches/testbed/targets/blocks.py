@@ -11,10 +11,10 @@ SIZE = "64g"
 
 
 class S3backer(Target):
-    """A block device of 128 KiB objects, and ext4 on it; ext4's own work counts as the kernel's."""
+    """A block device of 128 KiB objects, and ext4 on a loop device on it; ext4's own work counts as the kernel's."""
 
     name = "s3backer"
-    note = "ext4 on a loop device on s3backer; unmounting writes back both"
+    version_command = ("s3backer", "--version")
 
     @classmethod
     def missing(cls) -> str | None:
@@ -122,6 +122,7 @@ class ZeroFs(Target):
     """ZeroFS, which serves 9P: the kernel must be able to mount that."""
 
     name = "zerofs"
+    version_command = ("zerofs", "--version")
 
     @classmethod
     def missing(cls) -> str | None:

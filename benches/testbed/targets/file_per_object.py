@@ -28,6 +28,7 @@ class S3fs(Mapping):
     """s3fs-fuse without a cache directory."""
 
     name = "s3fs"
+    version_command = ("s3fs", "--version")
 
     @classmethod
     def missing(cls) -> str | None:
@@ -45,6 +46,7 @@ class Rclone(Mapping):
     """rclone mount; written files go to its cache and are sent when they are closed."""
 
     name = "rclone"
+    version_command = ("rclone", "version")
 
     @classmethod
     def missing(cls) -> str | None:
@@ -74,6 +76,7 @@ class Geesefs(Mapping):
     """GeeseFS."""
 
     name = "geesefs"
+    version_command = ("geesefs", "--version")
 
     @classmethod
     def missing(cls) -> str | None:
@@ -87,6 +90,7 @@ class Goofys(Mapping):
     """goofys."""
 
     name = "goofys"
+    version_command = ("goofys", "--version")
 
     @classmethod
     def missing(cls) -> str | None:
@@ -100,6 +104,7 @@ class MountpointS3(Mapping):
     """Mountpoint for Amazon S3; the crates of its name are placeholders."""
 
     name = "mountpoint-s3"
+    version_command = ("mount-s3", "--version")
 
     @classmethod
     def missing(cls) -> str | None:

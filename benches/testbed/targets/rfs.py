@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from ..process import Failed, Group, sh, wait_for
 from ..server import REGION, answers, free_port
@@ -14,6 +15,11 @@ class Rfs(Target):
 
     name = "rfs"
     mount_args: tuple[str, ...] = ()
+
+    @classmethod
+    def version(cls, options: Any) -> str:
+        commit = sh("git", "-C", Path(__file__).parent, "describe", "--always", "--dirty")
+        return f"{sh(options.rfs, '--version').strip()}, tree at {commit.strip()}" if cls is Rfs else ""
 
     @property
     def meta(self) -> str:

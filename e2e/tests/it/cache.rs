@@ -91,6 +91,35 @@ fn what_was_read_in_pieces_is_kept_beside_the_metadata() {
 }
 
 #[test]
+fn what_is_read_here_and_there_again_and_again_comes_as_a_whole() {
+    const PART: usize = 8 << 20;
+    let contents = noise(1, FILE_BYTES);
+    let Some(volume) = volume_with_file(&contents) else { return };
+    let mount = volume.mount();
+    let file = fs::File::open(mount.path().join("f")).unwrap();
+    let read = |at: usize| {
+        let mut piece = [0; 4096];
+        file.read_exact_at(&mut piece, at as u64).unwrap();
+        assert!(piece == contents[at..at + 4096], "at {at}");
+    };
+    for at in [5 << 20, 1 << 20, 7 << 20, 3 << 20] {
+        read(at);
+    }
+    assert!(wait_until(LIMIT, || count(&status(&volume, &mount), "disk_cache_bytes") > PART as u64));
+    let before = count(&status(&volume, &mount), "fetched_bytes");
+    assert!(before < 2 * PART as u64, "the rest of the file is not read");
+    // In an order in which the kernel does not read ahead.
+    for step in 0..64 {
+        read(step * 37 % 64 * (128 << 10) + 40_960);
+    }
+    let after = status(&volume, &mount);
+    assert_eq!(count(&after, "fetched_bytes"), before, "{after}");
+    drop(file);
+    mount.unmount();
+    volume.assert_clean();
+}
+
+#[test]
 fn a_cache_can_be_elsewhere_or_off() {
     let contents = noise(1, FILE_BYTES);
     let Some(volume) = volume_with_file(&contents) else { return };

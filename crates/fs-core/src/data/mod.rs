@@ -23,6 +23,7 @@ mod pack;
 mod pieces;
 mod read;
 mod retry;
+mod scattered;
 mod staging;
 mod stats;
 mod ticket;

@@ -18,7 +18,7 @@ use futures::future::{self, BoxFuture, FutureExt, Shared, WeakShared};
 use futures::stream::{self, StreamExt};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::ahead::{Ahead, Room};
 use super::around::{Around, Claim};
@@ -30,6 +30,7 @@ use super::objects::Objects;
 use super::pack;
 use super::pieces::{Part, Pieces};
 use super::retry::Failure;
+use super::scattered::Scattered;
 use super::staging::Staging;
 use super::unstored::Packs;
 use super::{Admission, Budget, Counters, DataOptions, ReadHint, ReadRange};
@@ -104,6 +105,7 @@ pub(super) struct Reader {
     pub(super) disk: Option<Arc<DiskCache>>,
     flights: Flights,
     around: Arc<Around>,
+    scattered: Scattered,
     fetch_memory: Arc<Budget>,
     /// GETs that may be in flight.
     requests: Semaphore,
@@ -141,6 +143,7 @@ impl Reader {
             ahead: Arc::default(),
             flights: Flights::default(),
             around: Around::new(options.fetch_around_bytes, options.pack_bytes),
+            scattered: Scattered::default(),
             fetch_memory: Budget::new(options.fetch_memory_bytes),
             requests: Semaphore::new(options.fetches_max.max(1)),
             prefetches: AtomicUsize::new(0),
@@ -180,6 +183,7 @@ impl Reader {
         if fetched {
             let missing: Vec<Wanted> = missing.into_values().collect();
             self.bring(&missing, hint, &mut here).await?;
+            self.fetch_runs(ranges, hint);
         }
         let mut read = Vec::with_capacity(ranges.len());
         for range in ranges {
@@ -422,6 +426,7 @@ impl Reader {
             return None;
         };
         self.counters.add(|counters| &counters.disk_hits, 1);
+        self.scattered.found();
         // Who reads all of it has it in a cache of the kernel's now, and so has the file.
         let is_whole = part.start == 0 && part.end == wanted.plain_len;
         let plain = Part::all(plain);
@@ -446,6 +451,7 @@ impl Reader {
             match stored.map(|stored| block::decode(&stored, &wanted.block, wanted.plain_len)) {
                 Some(Ok(plain)) => {
                     self.counters.add(|counters| &counters.disk_hits, 1);
+                    self.scattered.found();
                     fetched.insert(wanted.key.1, Ok(self.keep(&wanted, Part::all(plain), purpose)));
                 }
                 Some(Err(_)) => {
@@ -516,6 +522,41 @@ impl Reader {
                 Err(failure) => tracing::debug!(text = failure.text, "window"),
             }
         });
+    }
+
+    /// Begins to fetch those runs for the disk cache of which much is read here and there.
+    fn fetch_runs(self: &Arc<Reader>, ranges: &[ReadRange], hint: ReadHint) {
+        let large = |range: &&ReadRange| range.run.plain_len > SMALL_RUN_MAX;
+        for range in ranges.iter().filter(large).filter(|_| hint == ReadHint::Normal && self.disk.is_some()) {
+            if let Some(turn) = self.scattered.turn(range.run.pack) {
+                let (reader, run) = (Arc::clone(self), Arc::clone(&range.run));
+                self.tasks.spawn(async move { reader.fetch_run(&run, turn).await });
+            }
+        }
+    }
+
+    /// One GET of all that a run has in its pack, for the disk cache: who reads it checks it.
+    async fn fetch_run(&self, run: &PackedRun, _turn: OwnedSemaphorePermit) {
+        let mut blocks = Vec::with_capacity(run.blocks.len());
+        let sound = for_blocks(run, 0..run.plain_len, |wanted, _| blocks.push(wanted));
+        let (Some(disk), Some(first), Ok(())) = (&self.disk, blocks.first(), sound) else { return };
+        let _memory = self.fetch_memory.acquire(span_bytes(&blocks)).await;
+        let (asked, end) = object_range(first.stored().start..first.stored().start + run.stored_bytes());
+        let failed = || self.counters.add(|counters| &counters.fetch_failures, 1);
+        let body = {
+            let _permit = self.requests.acquire().await;
+            self.counters.add(|counters| &counters.fetches, 1);
+            self.objects.get(run.pack, asked.clone(), end, failed).await
+        };
+        match body {
+            Ok(body) => {
+                self.counters.add(|counters| &counters.fetched_bytes, body.len() as u64);
+                let stored = |wanted: &Wanted| body.slice(within(&wanted.stored(), asked.start));
+                disk.offer(blocks.iter().map(|wanted| (wanted.key, stored(wanted))));
+            }
+            // Who needs the bytes fetches them, and tells.
+            Err(failure) => tracing::debug!(text = failure.text, "run"),
+        }
     }
 
     /// One of the turns for fetches that nobody waits for, if there is one left.
@@ -595,6 +636,9 @@ impl Reader {
         }
         let scattered =
             matches!(purpose, Purpose::Read(ReadHint::Normal)) && body.len() as u64 <= SCATTERED_BYTES_MAX;
+        if scattered && !first.small {
+            self.scattered.fetched(pack);
+        }
         if scattered || self.disk_keeps_all() {
             self.offer_disk(for_disk, purpose);
         }

@@ -702,6 +702,38 @@ async fn a_sparing_disk_cache_keeps_what_came_in_small_pieces() {
 }
 
 #[tokio::test]
+async fn a_run_that_is_read_here_and_there_comes_into_the_disk_cache() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, data) = open(options()).await;
+    let contents = noise(1, 4 << 20);
+    let (run, _) = append_one(&data, Lane::Small, &contents).await;
+    data.close().await.unwrap();
+    let mut options = options();
+    options.disk_cache = Some(disk_cache(dir.path(), Admission::Scattered));
+    options.cache_memory_bytes = 0;
+    let fresh = reopen(&store, options).await;
+    let read = async |block: u32| {
+        let at = (block << 17) + 5000;
+        let found = fresh.read(&run, at, 4096, ReadHint::Normal).await.unwrap();
+        assert_eq!(found, contents[at as usize..][..4096]);
+    };
+    for block in [17, 3, 30] {
+        read(block).await;
+    }
+    assert_eq!(TestStore::count(&store.gets), 3);
+    assert!(fresh.stats().fetched_bytes < 1 << 20, "few reads are no reason to fetch all");
+    read(11).await;
+    while fresh.stats().disk_cache_bytes < 4 << 20 {
+        tokio::task::yield_now().await;
+    }
+    for block in 0..32 {
+        read(block).await;
+    }
+    assert_eq!(TestStore::count(&store.gets), 5);
+    fresh.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_disk_cache_that_cannot_be_opened_is_done_without_if_told_so() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");

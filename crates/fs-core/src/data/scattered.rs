@@ -1,0 +1,117 @@
+//! Reading here and there in large files: when to fetch all of a run.
+//!
+//! A short read brings one block, and its request costs the store and its reader about as much as one for several MiB. Where
+//! such reads keep falling into one pack, all of the run that is read there is fetched for the disk cache, once, and the
+//! next of them are found there. As reads need not come back to where others were, such fetches are paid for with what is
+//! found in the disk cache: however files are read, a bounded number of them is for nothing.
+//! Lock order: the counts are a leaf.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::types::PackId;
+
+/// So many short fetches from one pack take as long as one of all that a large file has in it.
+const FETCHES: u32 = 4;
+/// So many blocks that are found in the disk cache pay for fetching a run: the requests that they would have been.
+const PRICE: u32 = 8;
+/// Runs that are fetched before anything was found, which is also the most that can be saved.
+const UNPAID: u32 = 128;
+/// Runs that are fetched at a time: those who read share the line with them.
+const AT_ONCE: usize = 2;
+/// Packs that are counted; when there are more, counting begins anew.
+const PACKS_MAX: usize = 4096;
+
+/// Counts of short fetches.
+#[derive(Debug)]
+pub(super) struct Scattered {
+    fetches: Mutex<HashMap<PackId, u32>>,
+    credit: AtomicU32,
+    turns: Arc<Semaphore>,
+}
+
+impl Default for Scattered {
+    fn default() -> Scattered {
+        Scattered {
+            fetches: Mutex::default(),
+            credit: AtomicU32::new(UNPAID * PRICE),
+            turns: Arc::new(Semaphore::new(AT_ONCE)),
+        }
+    }
+}
+
+impl Scattered {
+    /// A short piece of a large file was fetched from the pack.
+    pub(super) fn fetched(&self, pack: PackId) {
+        let mut fetches = self.fetches.lock();
+        if fetches.len() >= PACKS_MAX {
+            fetches.clear();
+        }
+        *fetches.entry(pack).or_default() += 1;
+    }
+
+    /// A block was found in the disk cache.
+    pub(super) fn found(&self) {
+        // What is lost when several threads do it at once does not matter.
+        let credit = self.credit.load(Ordering::Relaxed);
+        if credit < UNPAID * PRICE {
+            self.credit.store(credit + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// A turn to fetch what is being read of the pack, if that is due and paid for.
+    pub(super) fn turn(&self, pack: PackId) -> Option<OwnedSemaphorePermit> {
+        let mut fetches = self.fetches.lock();
+        if fetches.get(&pack).is_none_or(|fetches| *fetches < FETCHES) {
+            return None;
+        }
+        let turn = Arc::clone(&self.turns).try_acquire_owned().ok()?;
+        let pay = |credit: u32| credit.checked_sub(PRICE);
+        self.credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay).ok()?;
+        fetches.remove(&pack);
+        Some(turn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_often(scattered: &Scattered, pack: u64) -> Option<OwnedSemaphorePermit> {
+        for _ in 0..FETCHES {
+            assert!(scattered.turn(PackId(pack)).is_none());
+            scattered.fetched(PackId(pack));
+        }
+        scattered.turn(PackId(pack))
+    }
+
+    #[test]
+    fn a_run_is_fetched_once_some_of_it_was() {
+        let scattered = Scattered::default();
+        assert!(read_often(&scattered, 1).is_some());
+        assert!(scattered.turn(PackId(1)).is_none(), "it was");
+    }
+
+    #[test]
+    fn few_are_fetched_at_a_time() {
+        let scattered = Scattered::default();
+        let turns: Vec<_> = (0..AT_ONCE as u64).map(|pack| read_often(&scattered, pack).unwrap()).collect();
+        assert!(read_often(&scattered, 100).is_none());
+        drop(turns);
+        assert!(scattered.turn(PackId(100)).is_some(), "still due");
+    }
+
+    #[test]
+    fn what_is_found_pays_for_more() {
+        let scattered = Scattered::default();
+        let fetched = (0..10 * u64::from(UNPAID)).filter(|pack| read_often(&scattered, *pack).is_some());
+        assert_eq!(fetched.count(), UNPAID as usize);
+        (0..PRICE).for_each(|_| scattered.found());
+        assert!(read_often(&scattered, 5000).is_some());
+        assert!(read_often(&scattered, 5001).is_none());
+    }
+}

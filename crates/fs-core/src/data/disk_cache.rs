@@ -222,15 +222,15 @@ impl DiskCache {
         &self.dir
     }
 
-    /// The stored bytes of a block, undamaged, if the kernel has them in memory.
-    pub(super) fn get_now(&self, key: BlockKey) -> Now {
+    /// The stored bytes of a block, whose XXH3-64 is `checksum`, if the kernel has them in memory.
+    pub(super) fn get_now(&self, key: BlockKey, checksum: u64) -> Now {
         let Some((file, place)) = self.find(key) else { return Now::Absent };
         let mut bytes = vec![0; place.bytes()];
         if !read_in_memory(&file, &mut bytes, place.offset) {
             return Now::OnDisk;
         }
         self.shared.earn();
-        match self.checked(key, bytes) {
+        match self.checked(key, bytes, Some(checksum)) {
             Some(stored) => Now::Here(stored),
             None => Now::Absent,
         }
@@ -300,7 +300,7 @@ impl DiskCache {
         let mut bytes = vec![0; place.bytes()];
         // A file that is too short fails the check.
         let _ = file.read_exact_at(&mut bytes, place.offset);
-        self.checked(key, bytes)
+        self.checked(key, bytes, None)
     }
 
     fn find(&self, key: BlockKey) -> Option<(Arc<File>, Place)> {
@@ -311,9 +311,9 @@ impl DiskCache {
         Some((Arc::clone(&index.segments.get(&place.segment)?.file), place))
     }
 
-    /// The block out of its entry, if it is that block's and undamaged.
-    fn checked(&self, key: BlockKey, entry: Vec<u8>) -> Option<Bytes> {
-        let stored = checked_entry(key, entry);
+    /// The block out of its entry, if it is that block's and undamaged, and has the checksum, if one is given.
+    fn checked(&self, key: BlockKey, entry: Vec<u8>, checksum: Option<u64>) -> Option<Bytes> {
+        let stored = checked_entry(key, entry, checksum);
         if stored.is_none() {
             tracing::debug!(pack = %key.0, offset = key.1, "damaged entry in the disk cache");
             self.forget(key);
@@ -451,7 +451,7 @@ impl Writer {
     fn write_entry(&mut self, key: BlockKey, stored: &[u8], entry_bytes: u64) -> io::Result<()> {
         let (number, file, offset) = self.segment_for(entry_bytes)?;
         let mut bytes = Vec::with_capacity(ENTRY_HEADER_BYTES + stored.len());
-        bytes.extend_from_slice(&entry_header(key, stored));
+        bytes.extend_from_slice(&entry_header(key, stored, xxh3_64(stored)));
         bytes.extend_from_slice(stored);
         if let Err(error) = file.write_all_at(&bytes, offset) {
             // The limit counts what is on disk; nothing is written after this.
@@ -633,13 +633,13 @@ fn segment_header(volume: Uuid) -> [u8; HEADER_LEN] {
     header
 }
 
-fn entry_header(key: BlockKey, stored: &[u8]) -> [u8; ENTRY_HEADER_BYTES] {
+fn entry_header(key: BlockKey, stored: &[u8], checksum: u64) -> [u8; ENTRY_HEADER_BYTES] {
     let mut header = [0; ENTRY_HEADER_BYTES];
     let len = u32::try_from(stored.len()).expect("a block is no longer than a chunk");
     header[..8].copy_from_slice(&key.0.0.to_le_bytes());
     header[8..12].copy_from_slice(&key.1.to_le_bytes());
     header[12..16].copy_from_slice(&len.to_le_bytes());
-    header[16..24].copy_from_slice(&xxh3_64(stored).to_le_bytes());
+    header[16..24].copy_from_slice(&checksum.to_le_bytes());
     let sum = xxh3_64(&header[..24]);
     header[24..].copy_from_slice(&sum.to_le_bytes());
     header
@@ -661,11 +661,13 @@ fn scan_entry(file: &File, offset: u64, file_len: u64) -> Option<(BlockKey, u32)
     (end <= file_len).then_some(((PackId(u64::from_le_bytes(*pack)), u32::from_le_bytes(*pack_offset)), len))
 }
 
-/// The block out of an entry, if it is that block's and undamaged.
-fn checked_entry(key: BlockKey, entry: Vec<u8>) -> Option<Bytes> {
+/// The block out of an entry, if it is that block's and undamaged, and has the checksum, if one is given.
+fn checked_entry(key: BlockKey, entry: Vec<u8>, checksum: Option<u64>) -> Option<Bytes> {
     let entry = Bytes::from(entry);
     let stored = entry.slice(ENTRY_HEADER_BYTES..);
-    (entry[..ENTRY_HEADER_BYTES] == entry_header(key, &stored)).then_some(stored)
+    let found = xxh3_64(&stored);
+    let sound = entry[..ENTRY_HEADER_BYTES] == entry_header(key, &stored, found);
+    (sound && checksum.is_none_or(|wanted| wanted == found)).then_some(stored)
 }
 
 /// Fills `bytes` from the file if the kernel has all of them in memory.
@@ -735,7 +737,7 @@ fn read_survivors(file: &File, used: &[(BlockKey, Place)], bytes_max: u64) -> Ve
         left -= bytes;
         let mut entry = vec![0; place.bytes()];
         if file.read_exact_at(&mut entry, place.offset).is_ok() {
-            survivors.extend(checked_entry(*key, entry).map(|stored| (*key, stored)));
+            survivors.extend(checked_entry(*key, entry, None).map(|stored| (*key, stored)));
         }
     }
     survivors.reverse();

@@ -420,8 +420,13 @@ impl Reader {
     /// A block that the disk cache has, if that needs no waiting.
     fn ask_disk_now(&self, wanted: &Wanted, part: &Range<u32>, hint: ReadHint) -> Option<Part> {
         let disk = self.disk.as_ref()?;
-        let Now::Here(stored) = disk.get_now(wanted.key) else { return None };
-        let Ok(plain) = block::decode(&stored, &wanted.block, wanted.plain_len) else {
+        let Now::Here(stored) = disk.get_now(wanted.key, wanted.block.checksum) else { return None };
+        let plain = if wanted.block.raw {
+            Some(stored).filter(|stored| stored.len() == wanted.plain_len as usize)
+        } else {
+            block::decode(&stored, &wanted.block, wanted.plain_len).ok()
+        };
+        let Some(plain) = plain else {
             disk.forget(wanted.key);
             return None;
         };
@@ -429,8 +434,10 @@ impl Reader {
         self.scattered.found();
         // Who reads all of it has it in a cache of the kernel's now, and so has the file.
         let is_whole = part.start == 0 && part.end == wanted.plain_len;
-        let plain = Part::all(plain);
-        Some(if is_whole { plain } else { self.keep(wanted, plain, &Purpose::Read(hint)) })
+        if !is_whole && hint == ReadHint::Normal {
+            self.memory.insert_owned(wanted.key, plain.clone());
+        }
+        Some(Part::all(plain))
     }
 
     /// Adds what the disk cache has; returns what it does not have.

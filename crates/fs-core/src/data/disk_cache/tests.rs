@@ -182,15 +182,20 @@ fn what_is_in_memory_is_read_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
     let (key, stored) = block(7);
-    assert_eq!(cache.get_now(key), Now::Absent);
+    let checksum = xxh3_64(&stored);
+    assert_eq!(cache.get_now(key, checksum), Now::Absent);
     cache.offer([(key, stored.clone())]);
     cache.sync();
     // It was written just now. (A filesystem that cannot tell leaves it to the other way.)
-    let now = cache.get_now(key);
-    assert!(now == Now::Here(stored) || now == Now::OnDisk && !cfg!(target_os = "linux"), "{now:?}");
+    let now = cache.get_now(key, checksum);
+    assert!(now == Now::Here(stored.clone()) || now == Now::OnDisk && !cfg!(target_os = "linux"), "{now:?}");
     let file = open_options().open(segment_path(dir.path(), 1)).unwrap();
     file.write_all_at(&[0xff], 200).unwrap();
-    assert_eq!(cache.get_now(key), Now::Absent, "damaged");
+    assert_eq!(cache.get_now(key, checksum), Now::Absent, "damaged");
+    cache.offer([(key, stored)]);
+    cache.sync();
+    let other = cache.get_now(key, checksum ^ 1);
+    assert!(other == Now::Absent || other == Now::OnDisk && !cfg!(target_os = "linux"), "{other:?}");
     cache.close();
 }
 

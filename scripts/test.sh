@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything that must pass: format, lints, unit tests, tests on real mounts. Installs what it needs.
-# RFS_E2E_LONG=1 runs the long versions; FDB_HOME=DIR adds the tests on a real FoundationDB (bin/fdbserver, bin/fdbcli,
+# RFS_E2E_LONG=1 runs the long versions, and the mounted tests once more for each combination of `--staging off` and
+# `--writeback-cache on` (about seven minutes each); FDB_HOME=DIR adds the tests on a real FoundationDB (bin/fdbserver, bin/fdbcli,
 # lib/libfdb_c.so below it, or installed from its packages).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,5 +31,12 @@ step "the testbed's figures"
 step "tests on real mounts"
 export RFS_BIN=$CARGO_TARGET_DIR/debug/rfs
 # Two tests at a time: each has its own servers and mounts.
-timeout --kill-after=60 3000 cargo test --package rfs-e2e -- --test-threads=2
+mounted() { timeout --kill-after=60 3000 cargo test --package rfs-e2e -- --test-threads=2; }
+mounted
+if [[ ${RFS_E2E_LONG:-0} != 0 ]]; then
+  for args in "--staging off" "--writeback-cache on" "--staging off --writeback-cache on"; do
+    step "tests on real mounts with $args"
+    RFS_E2E_LONG=0 RFS_E2E_MOUNT_ARGS=$args mounted
+  done
+fi
 step "done"

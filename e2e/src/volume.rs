@@ -135,7 +135,7 @@ impl Volume {
         let output =
             std::fs::File::options().create(true).append(true).open(&log).expect("the log can be opened");
         let mut command = self.rfs(&["mount"]);
-        command.args(&options.args).arg(&self.meta_url).arg(&path);
+        command.args(options.all_args()).arg(&self.meta_url).arg(&path);
         command.stdin(Stdio::null()).stdout(output.try_clone().expect("a file can be cloned")).stderr(output);
         let child = command.spawn().expect("rfs can be started");
         let mut mount = Mount { path, child: Some(child), log };
@@ -184,17 +184,42 @@ impl Volume {
     }
 }
 
+/// Variable of the environment with options of every mount, each with its value: `--staging off --writeback-cache on`.
+const EVERY_MOUNT: &str = "RFS_E2E_MOUNT_ARGS";
+
 /// How to mount.
 #[derive(Debug, Clone, Default)]
 pub struct MountOptions {
-    /// Further arguments of `rfs mount`.
-    pub args: Vec<String>,
+    args: Vec<String>,
+    own: Option<&'static str>,
 }
 
 impl MountOptions {
-    /// Further arguments of `rfs mount`.
+    /// Further arguments of `rfs mount`. They win over those of `RFS_E2E_MOUNT_ARGS`.
     pub fn args(args: &[&str]) -> MountOptions {
-        MountOptions { args: args.iter().map(|&arg| arg.to_owned()).collect() }
+        MountOptions { args: args.iter().map(|&arg| arg.to_owned()).collect(), own: None }
+    }
+
+    /// The test is about the default of `option`: it stays, whatever `RFS_E2E_MOUNT_ARGS` says.
+    #[must_use]
+    pub fn with_default(self, option: &'static str) -> MountOptions {
+        MountOptions { own: Some(option), ..self }
+    }
+
+    fn all_args(&self) -> Vec<String> {
+        let every = std::env::var(EVERY_MOUNT).unwrap_or_default();
+        let words: Vec<&str> = every.split_whitespace().collect();
+        let mut args = self.args.clone();
+        for option in words.chunks(2) {
+            assert!(
+                option.len() == 2 && option[0].starts_with("--"),
+                "{EVERY_MOUNT}={every:?}: --NAME VALUE …"
+            );
+            if self.own != Some(option[0]) && self.args.iter().all(|arg| arg != option[0]) {
+                args.extend(option.iter().map(|&word| word.to_owned()));
+            }
+        }
+        args
     }
 }
 

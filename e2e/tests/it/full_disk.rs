@@ -117,7 +117,7 @@ fn a_full_disk_below_the_store_is_told_and_loses_nothing() {
 fn a_full_disk_below_the_store_is_no_matter_for_what_is_staged() {
     let Some(disk) = Disk::of("48m") else { return };
     let volume = volume_on(&disk);
-    let mount = volume.mount();
+    let mount = volume.mount_with(&MountOptions::default().with_default("--staging"));
     let filler = disk.fill(4 << 20);
     let bytes = noise(1, 10 << 20);
     let mut file = fs::File::create(mount.path().join("f")).unwrap();

@@ -82,7 +82,9 @@ fn a_store_that_never_answers_takes_no_more_memory() {
     volume.store_url = store_url(&proxy.endpoint(), server.region(), "bucket", "volume");
     let limit = Duration::from_mins(2);
     run_ok(&mut volume.rfs(&["format", &volume.meta_url, &volume.store_url]), limit);
-    let mount = volume.mount_with(&MountOptions::args(&["--memory", &format!("{MEMORY_MIB}MiB")]));
+    // What is written goes into the staging directory: without it writes would wait for the store.
+    let options = MountOptions::args(&["--memory", &format!("{MEMORY_MIB}MiB")]);
+    let mount = volume.mount_with(&options.with_default("--staging"));
     proxy.set(Fault::BlackHole);
     for worker in 0..40 {
         fs::write(mount.path().join(worker.to_string()), noise(worker, FILE_BYTES)).unwrap();

@@ -97,7 +97,9 @@ fn ending_with_bytes_that_cannot_be_stored_names_the_files(backend: Backend) {
 
 fn who_made_a_file_is_told_by_the_next_write_that_it_cannot_be_stored(backend: Backend) {
     let Some(mut volume) = Volume::format(backend) else { return };
-    let mount = volume.mount_with(&MountOptions::args(&["--io-timeout", "3s", "--staging", "off"]));
+    let options = MountOptions::args(&["--io-timeout", "3s", "--staging", "off"]);
+    // With the kernel's write-back cache a write does not reach rfs before it is sent.
+    let mount = volume.mount_with(&options.with_default("--writeback-cache"));
     let path = mount.path().join("f");
     let mut maker = fs::File::create(&path).unwrap();
     maker.write_all(&vec![1; 300_000]).unwrap();

@@ -22,7 +22,7 @@ on_each_backend! {
 }
 
 fn mount(volume: &Volume) -> Mount {
-    volume.mount_with(&MountOptions::args(&["--cache-written", "off"]))
+    volume.mount_with(&MountOptions::args(&["--cache-written", "off"]).with_default("--writeback-cache"))
 }
 
 /// Bytes of the file that the kernel has in memory.

@@ -39,6 +39,11 @@ fn rfs_flush(volume: &Volume, mount: &Mount) -> Finished {
     run(volume.rfs(&["flush"]).arg(mount.path()), LIMIT)
 }
 
+/// Mounts with staging, also where other tests are run without.
+fn mount_staging(volume: &Volume, args: &[&str]) -> Mount {
+    volume.mount_with(&MountOptions::args(args).with_default("--staging"))
+}
+
 fn try_to_mount(volume: &Volume, args: &[&str]) -> Finished {
     let target = volume.dir.path().join("mnt");
     let _ = fs::create_dir(&target);
@@ -48,8 +53,8 @@ fn try_to_mount(volume: &Volume, args: &[&str]) -> Finished {
 #[test]
 fn fsynced_bytes_survive_a_crash_while_the_store_is_away() {
     let Some(mut volume) = Volume::format(Backend::S3) else { return };
-    let options = MountOptions::args(&["--io-timeout", "5s"]);
-    let mount = volume.mount_with(&options);
+    let impatient = ["--io-timeout", "5s"];
+    let mount = mount_staging(&volume, &impatient);
     let (small, large) = (noise(1, 50_000), noise(2, 20_000_000));
     write_durably(&mount.path().join("before"), &small).unwrap();
     assert!(rfs_flush(&volume, &mount).success());
@@ -64,13 +69,13 @@ fn fsynced_bytes_survive_a_crash_while_the_store_is_away() {
     mount.kill();
 
     // Still away: what was staged is there, the rest is an error.
-    let mount = volume.mount_with(&options);
+    let mount = mount_staging(&volume, &impatient);
     assert_eq!(fs::read(mount.path().join("small")).unwrap(), small);
     assert_eq!(fs::read(mount.path().join("large")).unwrap(), large);
     assert!(fs::read(mount.path().join("before")).is_err());
     write_durably(&mount.path().join("after"), &small).unwrap();
     mount.kill();
-    let mount = volume.mount_with(&options);
+    let mount = mount_staging(&volume, &impatient);
     volume.s3.as_mut().expect("the volume has a server").restart().unwrap();
     let flushed = wait_until(LIMIT, || rfs_flush(&volume, &mount).success());
     assert!(flushed, "the store is back, but rfs flush fails; log:\n{}", mount.log());
@@ -85,7 +90,7 @@ fn fsynced_bytes_survive_a_crash_while_the_store_is_away() {
 #[test]
 fn a_full_staging_directory_leaves_the_store_to_wait_for() {
     let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
-    let mount = volume.mount_with(&MountOptions::args(&["--staging-max", "1MiB"]));
+    let mount = mount_staging(&volume, &["--staging-max", "1MiB"]);
     for i in 0..20 {
         write_durably(&mount.path().join(format!("f{i}")), &noise(i, 300_000)).unwrap();
         let staged: u64 =
@@ -94,7 +99,7 @@ fn a_full_staging_directory_leaves_the_store_to_wait_for() {
     }
     assert!(mount.log().contains("cannot stage"), "{}", mount.log());
     mount.kill();
-    let mount = volume.mount();
+    let mount = mount_staging(&volume, &[]);
     for i in 0..20 {
         assert_eq!(fs::read(mount.path().join(format!("f{i}"))).unwrap(), noise(i, 300_000));
     }
@@ -105,7 +110,7 @@ fn a_full_staging_directory_leaves_the_store_to_wait_for() {
 /// A volume that crashed with `gone` staged and `kept` stored.
 fn crashed() -> Option<Volume> {
     let mut volume = Volume::format(Backend::S3)?;
-    let mount = volume.mount_with(&MountOptions::args(&["--io-timeout", "5s"]));
+    let mount = mount_staging(&volume, &["--io-timeout", "5s"]);
     write_durably(&mount.path().join("kept"), &noise(1, 50_000)).unwrap();
     assert!(rfs_flush(&volume, &mount).success());
     volume.s3.as_mut().expect("the volume has a server").kill();
@@ -120,7 +125,7 @@ fn a_staging_directory_elsewhere_is_remembered() {
     let Some(mut volume) = Volume::format(Backend::S3) else { return };
     let elsewhere = volume.dir.path().join("elsewhere");
     let args = ["--io-timeout", "5s", "--staging", elsewhere.to_str().unwrap()];
-    let mount = volume.mount_with(&MountOptions::args(&args));
+    let mount = mount_staging(&volume, &args);
     volume.s3.as_mut().expect("the volume has a server").kill();
     write_durably(&mount.path().join("f"), &noise(1, 50_000)).unwrap();
     mount.kill();
@@ -129,7 +134,7 @@ fn a_staging_directory_elsewhere_is_remembered() {
     // Nobody has to say again where it is: neither to check, nor to mount, nor to destroy.
     let checked = volume.run(&["fsck", "--data", &volume.meta_url]);
     assert_eq!(checked.code(), Some(0), "{}", checked.stdout);
-    let mount = volume.mount();
+    let mount = mount_staging(&volume, &[]);
     assert_eq!(fs::read(mount.path().join("f")).unwrap(), noise(1, 50_000));
     volume.s3.as_mut().expect("the volume has a server").kill();
     write_durably(&mount.path().join("g"), &noise(2, 50_000)).unwrap();
@@ -153,7 +158,7 @@ fn a_lost_staging_directory_is_refused_and_says_the_way_out() {
     }
     // The first way out: say where it is now.
     let place = aside.to_str().unwrap();
-    let mount = volume.mount_with(&MountOptions::args(&["--staging", place]));
+    let mount = mount_staging(&volume, &["--staging", place]);
     assert_eq!(fs::read(mount.path().join("gone")).unwrap(), noise(2, 50_000));
     mount.unmount();
     assert_eq!(journals(&aside), [] as [PathBuf; 0]);
@@ -169,7 +174,7 @@ fn a_lost_staging_directory_can_be_given_up() {
     assert_eq!(found.code(), Some(40), "{}", found.stdout);
     assert!(found.stdout.contains("/gone") && !found.stdout.contains("/kept"), "{}", found.stdout);
     assert_eq!(volume.run(&["fsck", "--repair", &volume.meta_url]).code(), Some(41));
-    let mount = volume.mount();
+    let mount = mount_staging(&volume, &[]);
     assert_eq!(fs::read(mount.path().join("kept")).unwrap(), noise(1, 50_000));
     let error = fs::read(mount.path().join("gone")).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(5), "{error}");
@@ -191,7 +196,7 @@ fn a_damaged_journal_is_refused() {
     assert_eq!(refused.code(), Some(22), "{}", refused.stderr);
     assert!(refused.stderr.contains("damaged"), "{}", refused.stderr);
     fs::write(journal, &good).unwrap();
-    let mount = volume.mount();
+    let mount = mount_staging(&volume, &[]);
     assert_eq!(fs::read(mount.path().join("gone")).unwrap(), noise(2, 50_000));
     mount.unmount();
     volume.assert_clean();
@@ -200,7 +205,7 @@ fn a_damaged_journal_is_refused() {
 #[test]
 fn many_small_fsyncs_make_few_packs() {
     let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
-    let mount = volume.mount();
+    let mount = mount_staging(&volume, &[]);
     let mut log = fs::File::create(mount.path().join("log")).unwrap();
     let mut written = Vec::new();
     for i in 0..1000 {

@@ -57,8 +57,8 @@ pub(crate) struct Args {
     /// Other users may use the mount, as far as permission bits let them (as -o allow_other)
     #[arg(long)]
     pub(crate) allow_other: bool,
-    /// Memory for caches and for what is waiting to be stored; the program takes about a quarter more (192MiB unless said
-    /// otherwise)
+    /// Memory for caches and for what is waiting to be stored; while many programs write and read at once, rfs takes up to
+    /// 96MiB more (192MiB unless said otherwise)
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<Size>,
     /// Where contents that were read are kept on a local disk: a directory, or off. Unless said otherwise META_FILE.cache,

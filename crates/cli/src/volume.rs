@@ -67,7 +67,7 @@ pub(crate) struct OpenSettings {
     pub(crate) on_lost: OnLost,
 }
 
-/// Default of `--memory`; program, threads and metadata take about a quarter more.
+/// Default of `--memory`; program, threads and metadata take up to 96 MiB more.
 pub(crate) const MEMORY_DEFAULT: Size = Size(192 << 20);
 /// Default of `--io-timeout`.
 pub(crate) const IO_TIMEOUT_DEFAULT: Duration = Duration::from_mins(5);

@@ -5,14 +5,16 @@ use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
-use rfs_e2e::{Backend, MountOptions, Volume, run_ok};
+use rfs_e2e::{Backend, Mount, MountOptions, Volume, run_ok};
 use rfs_testkit::{Fault, FaultProxy, S3Server, noise, store_url};
 
 const MEMORY_MIB: u64 = 64;
-/// What a mount takes besides: its program, the metadata's cache, threads, and what an allocator cannot give back.
+/// What a mount takes besides, as the help of `--memory` says: its program, the metadata's cache, threads, and what an
+/// allocator cannot give back. It does not grow with `--memory`.
 const BESIDES_MIB: u64 = 96;
 const WORKERS: u64 = 16;
-const FILE_BYTES: usize = 12 << 20;
+const FILE_BYTES: usize = 8 << 20;
+const LIMIT: Duration = Duration::from_mins(2);
 
 fn write(dir: &Path, worker: u64) {
     let bytes = noise(worker, FILE_BYTES);
@@ -35,64 +37,83 @@ fn read(dir: &Path, worker: u64) {
     }
 }
 
-fn side_by_side(work: impl Fn(u64) + Sync) {
+fn side_by_side(workers: u64, work: impl Fn(u64) + Sync) {
     let work = &work;
     std::thread::scope(|scope| {
-        for worker in 0..WORKERS {
+        for worker in 0..workers {
             scope.spawn(move || work(worker));
         }
     });
 }
 
-fn peak_mib(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+fn peak_mib(mount: &Mount) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", mount.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
 }
 
+/// A volume on S3 whose network can be made to fail.
+fn volume_behind_a_proxy() -> Option<(Volume, FaultProxy)> {
+    let mut volume = Volume::unformatted(Backend::S3)?;
+    let server = volume.s3.as_ref().expect("the volume has a server");
+    let proxy = FaultProxy::start(server.address()).unwrap();
+    volume.store_url = store_url(&proxy.endpoint(), server.region(), "bucket", "volume");
+    run_ok(&mut volume.rfs(&["format", &volume.meta_url, &volume.store_url]), LIMIT);
+    Some((volume, proxy))
+}
+
+fn given(memory_mib: u64) -> MountOptions {
+    MountOptions::args(&["--memory", &format!("{memory_mib}MiB")])
+}
+
+/// Has sixteen write, and then sixteen read that while sixteen others write; returns the peaks.
+fn write_and_read(fault: Fault, memory_mib: u64) -> Option<(u64, u64)> {
+    let (volume, proxy) = volume_behind_a_proxy()?;
+    proxy.set(fault);
+    let mount = volume.mount_with(&given(memory_mib));
+    side_by_side(WORKERS, |worker| write(mount.path(), worker));
+    let writing = peak_mib(&mount);
+    mount.unmount();
+    let mount = volume.mount_with(&given(memory_mib));
+    side_by_side(2 * WORKERS, |worker| match worker {
+        ..WORKERS => read(mount.path(), worker),
+        WORKERS.. => write(mount.path(), worker),
+    });
+    let both = peak_mib(&mount);
+    mount.unmount();
+    proxy.set(Fault::None);
+    volume.assert_clean();
+    Some((writing, both))
+}
+
 #[test]
 fn sixteen_writers_and_readers_stay_within_the_memory_they_were_given() {
-    let Some(volume) = Volume::format(Backend::S3) else { return };
-    let options = MountOptions::args(&["--memory", &format!("{MEMORY_MIB}MiB")]);
-    let mount = volume.mount_with(&options);
-    side_by_side(|worker| write(mount.path(), worker));
-    let written = peak_mib(mount.pid());
-    mount.unmount();
-
-    // Half of the workers write again what the others read.
-    let mount = volume.mount_with(&options);
-    side_by_side(
-        |worker| if worker % 2 == 0 { read(mount.path(), worker) } else { write(mount.path(), worker) },
-    );
-    let both = peak_mib(mount.pid());
-    mount.unmount();
-    let bound = MEMORY_MIB + BESIDES_MIB;
-    assert!(
-        written <= bound && both <= bound,
-        "{written} MiB writing, {both} MiB reading too; bound {bound}"
-    );
-    volume.assert_clean();
+    let memories: &[u64] = if crate::long() { &[MEMORY_MIB, 4 * MEMORY_MIB] } else { &[MEMORY_MIB] };
+    for &memory in memories {
+        for fault in [Fault::None, Fault::Latency(Duration::from_millis(100))] {
+            let Some((writing, both)) = write_and_read(fault, memory) else { return };
+            let bound = memory + BESIDES_MIB;
+            assert!(
+                writing <= bound && both <= bound,
+                "{fault:?}: {writing} MiB writing, {both} MiB reading too; bound {bound}"
+            );
+        }
+    }
 }
 
 #[test]
 fn a_store_that_never_answers_takes_no_more_memory() {
-    let Some(mut volume) = Volume::unformatted(Backend::S3) else { return };
-    let server = volume.s3.as_ref().expect("the volume has a server");
-    let proxy = FaultProxy::start(server.address()).unwrap();
-    volume.store_url = store_url(&proxy.endpoint(), server.region(), "bucket", "volume");
-    let limit = Duration::from_mins(2);
-    run_ok(&mut volume.rfs(&["format", &volume.meta_url, &volume.store_url]), limit);
+    let Some((volume, proxy)) = volume_behind_a_proxy() else { return };
     // What is written goes into the staging directory: without it writes would wait for the store.
-    let options = MountOptions::args(&["--memory", &format!("{MEMORY_MIB}MiB")]);
-    let mount = volume.mount_with(&options.with_default("--staging"));
+    let mount = volume.mount_with(&given(MEMORY_MIB).with_default("--staging"));
     proxy.set(Fault::BlackHole);
     for worker in 0..40 {
         fs::write(mount.path().join(worker.to_string()), noise(worker, FILE_BYTES)).unwrap();
     }
-    let (peak, bound) = (peak_mib(mount.pid()), MEMORY_MIB + BESIDES_MIB / 2);
+    let (peak, bound) = (peak_mib(&mount), MEMORY_MIB + BESIDES_MIB / 2);
     assert!(peak <= bound, "{peak} MiB, bound {bound}; log:\n{}", mount.log());
     proxy.set(Fault::None);
-    run_ok(volume.rfs(&["flush"]).arg(mount.path()), limit);
+    run_ok(volume.rfs(&["flush"]).arg(mount.path()), LIMIT);
     mount.unmount();
     let mount = volume.mount();
     for worker in 0..40 {

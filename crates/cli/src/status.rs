@@ -70,6 +70,9 @@ pub(crate) struct MountReport {
     pub(crate) packs_staged: u64,
     /// Age of the oldest of them, at most that of the mount; absent: there are none.
     pub(crate) staged_oldest_secs: Option<u64>,
+    /// Nothing can be staged now, as when the disk is full: fsync waits for the store.
+    #[serde(default)]
+    pub(crate) staging_fails: bool,
     pub(crate) files_open: u64,
     pub(crate) inodes_active: u64,
     /// Attempts to store something that failed since it was mounted.
@@ -204,6 +207,9 @@ fn describe(report: &Report) -> String {
     if let Some(age) = mount.staged_oldest_secs {
         row("staged", format!("{} in {} packs, for {age} s", Size(mount.staged_bytes), mount.packs_staged));
     }
+    if mount.staging_fails {
+        row("staging", "does not work, so fsync waits for the store; the log says why".to_owned());
+    }
     row("open", format!("{} files", mount.files_open));
     row("sent", format!("{} stored, {} fetched", Size(mount.stored_bytes), Size(mount.fetched_bytes)));
     let on_disk = mount
@@ -269,6 +275,7 @@ impl From<MountFacts<'_>> for MountReport {
             staged_bytes: data.staged_bytes,
             packs_staged: data.packs_staged,
             staged_oldest_secs: data.staged_age.map(|age| age.as_secs()),
+            staging_fails: data.staging_fails,
             files_open: vfs.files_open,
             inodes_active: vfs.inodes_active,
             store_failures: data.upload_failures + data.fetch_failures,

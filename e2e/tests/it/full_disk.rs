@@ -133,6 +133,50 @@ fn a_full_disk_below_the_store_is_no_matter_for_what_is_staged() {
 }
 
 #[test]
+fn a_full_disk_below_the_staging_directory_leaves_the_store_to_wait_for() {
+    let Some(disk) = Disk::of("8m") else { return };
+    let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
+    let dir = disk.path().join("staging");
+    let mount = volume.mount_with(&MountOptions::args(&["--staging", dir.to_str().unwrap()]));
+    let store = |name: &str, seed, len| {
+        let mut file = fs::File::create(mount.path().join(name)).unwrap();
+        file.write_all(&noise(seed, len)).and_then(|()| file.sync_all()).unwrap();
+    };
+    // Several at once, each more than a part of the disk; one that is more than all of it; and then there is no space at all.
+    std::thread::scope(|scope| {
+        for i in 0..8 {
+            scope.spawn(move || store(&format!("many{i}"), i, 5 << 20));
+        }
+    });
+    store("large", 8, 40 << 20);
+    // Journals that are sent would give back what is filled now.
+    run_ok(volume.rfs(&["flush"]).arg(mount.path()), LIMIT);
+    let _filler = disk.fill(0);
+    for i in 0..8 {
+        store(&format!("none{i}"), i, 1 << 20);
+    }
+    let place = mount.path().to_str().unwrap();
+    let told = volume.run(&["status", place]).stdout;
+    assert!(told.contains("fsync waits for the store"), "{told}");
+    let status = volume.run(&["status", "--json", place]).stdout;
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let bytes = |name: &str| status["mount"][name].as_u64().unwrap();
+    assert!(mount.log().contains("cannot stage"), "{}", mount.log());
+    assert!(bytes("staged_bytes") < 8 << 20, "{status}");
+    assert_eq!(bytes("dirty_bytes") + bytes("pending_bytes"), 0, "{status}");
+    mount.kill();
+
+    let mount = volume.mount();
+    for i in 0..8 {
+        assert!(fs::read(mount.path().join(format!("many{i}"))).unwrap() == noise(i, 5 << 20), "{i}");
+        assert!(fs::read(mount.path().join(format!("none{i}"))).unwrap() == noise(i, 1 << 20), "{i}");
+    }
+    assert!(fs::read(mount.path().join("large")).unwrap() == noise(8, 40 << 20));
+    mount.unmount();
+    volume.assert_clean();
+}
+
+#[test]
 fn removing_what_did_not_fit_makes_room_below_the_store() {
     let Some(disk) = Disk::of("48m") else { return };
     let volume = volume_on(&disk);

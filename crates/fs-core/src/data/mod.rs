@@ -504,6 +504,7 @@ impl Data {
             packs_staged: journals.len() as u64,
             staged_bytes: journals.iter().map(|journal| journal.file_bytes).sum(),
             staged_age: journals.iter().map(|journal| journal.since.elapsed()).max(),
+            staging_fails: self.staging.as_ref().is_some_and(|staging| staging.is_failing()),
         }
     }
 }

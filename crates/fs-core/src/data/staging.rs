@@ -142,6 +142,11 @@ impl Staging {
         self.dir.join(pack.to_string())
     }
 
+    /// Whether the last attempt failed.
+    pub(super) fn is_failing(&self) -> bool {
+        self.failing.load(Ordering::Relaxed)
+    }
+
     /// Makes what the packs hold now durable, as far as it is not. Those for which that fails know it.
     pub(super) async fn stage(self: &Arc<Staging>, packs: Vec<Arc<Pack>>) {
         let mut writers = Arc::clone(&self.writers).lock_owned().await;

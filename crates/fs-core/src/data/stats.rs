@@ -38,6 +38,8 @@ pub struct DataStats {
     pub staged_bytes: u64,
     /// How long ago the oldest of them was begun, or found by this mount.
     pub staged_age: Option<Duration>,
+    /// Whether the last attempt to stage failed: fsync waits for the store.
+    pub staging_fails: bool,
 }
 
 /// The counts behind [`DataStats`].

@@ -7,6 +7,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "test patterns are cut to bytes on purpose")]
 #![allow(clippy::needless_pass_by_value, reason = "the macro that makes a test a backend passes it by value")]
 
+mod background;
 mod bad_input;
 mod basics;
 mod cache;

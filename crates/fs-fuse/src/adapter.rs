@@ -28,7 +28,7 @@ use rfs_core::vfs::{
     AccessMode, CopyArgs, DirEntry, Fh, FsyncMode, NewNode, NodeKind, OpenFlags as VfsOpenFlags, ReaddirArgs,
     RenameArgs, RenameMode, Vfs, WriteArgs, WriteOrigin,
 };
-use tracing::{debug, debug_span, warn};
+use tracing::{debug, debug_span, trace, warn};
 
 use crate::answer::{Answer, LookupReply, XattrReply};
 use crate::bridge::Bridge;
@@ -124,6 +124,7 @@ impl Adapter {
         F: Future<Output = Result<T>> + Send + 'static,
     {
         let span = debug_span!("fuse", op, req = request.unique().0, ino = ino.0, pid = request.pid());
+        trace!(parent: &span, "asked");
         let ttl = self.ttl;
         self.bridge.answer(span, work(self.fs.clone(), convert::ino(ino)), move |result| match result {
             Ok(value) => reply.give(value, ttl),

@@ -330,3 +330,34 @@ fn a_listing_finds_what_stays_once_while_names_change(backend: Backend) {
     mount.unmount();
     volume.assert_clean();
 }
+
+#[test]
+fn a_listing_brings_the_attributes_too() {
+    const FILES: usize = 1000;
+    let volume = Volume::format(Backend::LocalDirectory).expect("needs no server");
+    let mount = volume.mount();
+    fs::create_dir(mount.path().join("dir")).unwrap();
+    for i in 0..FILES {
+        fs::write(mount.path().join(format!("dir/{i}")), "").unwrap();
+    }
+    mount.unmount();
+    let requests = |program: &[&str]| {
+        // Each request that reaches rfs is a line in the log.
+        let mount = volume.mount_with(&MountOptions::args(&["--log-level", "rfs_fuse=trace"]));
+        let before = mount.log().len();
+        let mut command = Command::new(program[0]);
+        command.args(&program[1..]).current_dir(mount.path().join("dir"));
+        assert_eq!(run_ok(&mut command, Duration::from_mins(1)).stdout.lines().count(), FILES + 1);
+        let log = mount.log()[before..].to_owned();
+        mount.unmount();
+        log.lines().filter(|line| line.ends_with(": asked")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let find = requests(&["find", ".", "-printf", "%s %T@ %p\\n"]);
+    assert!(find.iter().any(|line| line.contains("readdirplus")), "{find:#?}");
+    assert!(find.len() < FILES / 10, "{} requests of find: {find:#?}", find.len());
+    // `ls` asks for a label of each file besides, which the kernel does not keep.
+    let mut ls = requests(&["ls", "-l"]);
+    ls.retain(|line| !line.contains("getxattr"));
+    assert!(ls.len() < FILES / 10, "{} requests of ls: {ls:#?}", ls.len());
+    volume.assert_clean();
+}

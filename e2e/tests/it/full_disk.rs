@@ -190,7 +190,7 @@ fn removing_what_did_not_fit_makes_room_below_the_store() {
     let small = fs::File::create(mount.path().join("fits")).unwrap();
     small.write_all_at(&noise(1, 20 << 20), 0).unwrap();
     assert!(
-        wait_until(LIMIT, || small.sync_all().is_ok()),
+        wait_until(Duration::from_secs(20), || small.sync_all().is_ok()),
         "the large file is gone, but there is no space; log:\n{}",
         mount.log()
     );

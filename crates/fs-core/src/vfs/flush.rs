@@ -595,8 +595,11 @@ impl Vfs {
         if newly {
             self.flusher.list(inode.clone());
         }
-        if failure.is_some() {
+        if let Some(failure) = failure {
             self.counters.flush_failures.fetch_add(1, Ordering::Relaxed);
+            if failure.kind == ErrorKind::NoSpace {
+                self.collector.store_is_full();
+            }
         }
     }
 

@@ -31,6 +31,8 @@ const PACKS_PAGE: usize = 1024;
 /// is full: the kernel says a moment after a removal or a close that it has forgotten the file.
 const ROOM_TRIES: u32 = 20;
 const ROOM_WAIT: Duration = Duration::from_millis(25);
+/// Pause before a round that is due because the store is full.
+const FULL_PAUSE: Duration = Duration::from_secs(1);
 /// A pack is mostly dead when less than one part in so many is alive.
 const LIVE_PART: u64 = 4;
 /// Mostly dead packs that one round rewrites; more wait for the next.
@@ -60,6 +62,8 @@ pub(super) struct Collector {
     wake: Notify,
     /// Told when an orphan can be reaped.
     forgotten: Notify,
+    /// Told when the store has no room: dead packs may be what fills it.
+    store_full: Notify,
     /// Held by a round of collection, so that there is one at a time.
     round: tokio::sync::Mutex<Round>,
 }
@@ -96,6 +100,7 @@ impl Collector {
             chunks: Mutex::default(),
             wake: Notify::new(),
             forgotten: Notify::new(),
+            store_full: Notify::new(),
             round: tokio::sync::Mutex::default(),
         }
     }
@@ -110,6 +115,17 @@ impl Collector {
     /// These packs were never named, and nothing is about to name them.
     pub(super) fn delete_later(&self, packs: Vec<PackId>) {
         self.garbage.lock().fresh.extend(packs);
+    }
+
+    /// Something did not fit into the store.
+    pub(super) fn store_is_full(&self) {
+        self.store_full.notify_one();
+    }
+
+    /// Waits for that, and a moment: what did not fit is tried again all the time.
+    async fn store_is_full_again(&self) {
+        self.store_full.notified().await;
+        tokio::time::sleep(FULL_PAUSE).await;
     }
 
     fn compact_later(&self, ino: Ino, chunk: ChunkIndex) {
@@ -151,18 +167,18 @@ impl Vfs {
             loop {
                 let Some(vfs) = vfs.upgrade() else { return };
                 let due = tokio::select! {
-                    () = vfs.collector.wake.notified() => false,
-                    _ = rounds.tick() => true,
+                    () = vfs.collector.wake.notified() => None,
+                    _ = rounds.tick() => Some(thoroughness),
+                    () = vfs.collector.store_is_full_again() => Some(Thoroughness::DeadPacks),
                 };
                 vfs.reap_closed().await;
                 vfs.compact_queued().await;
-                if !due || vfs.is_read_only() {
-                    continue;
-                }
+                let Some(due) = due.filter(|_| !vfs.is_read_only()) else { continue };
                 vfs.sweep_inodes();
                 vfs.delete_garbage().await;
-                match vfs.collect(thoroughness).await {
-                    Ok(_) => thoroughness = Thoroughness::Routine,
+                match vfs.collect(due).await {
+                    Ok(_) if due == Thoroughness::Everything => thoroughness = Thoroughness::Routine,
+                    Ok(_) => {}
                     Err(error) => tracing::warn!(%error, "could not collect garbage, will try again"),
                 }
             }
@@ -332,7 +348,7 @@ impl Vfs {
         let mut round = self.collector.round.lock().await;
         let mut report = GcReport::default();
         let unnamed = match thoroughness {
-            Thoroughness::Routine => Vec::new(),
+            Thoroughness::DeadPacks | Thoroughness::Routine => Vec::new(),
             // Listed before the records are read: what is named meanwhile is found there.
             Thoroughness::Everything => self.packs_of_ended_sessions().await?,
         };
@@ -354,6 +370,9 @@ impl Vfs {
         let garbage: Vec<PackId> = unnamed.into_iter().filter(|pack| !named.contains(pack)).collect();
         self.delete_packs(&garbage).await?;
         report.packs_unnamed = garbage.len() as u64;
+        if thoroughness == Thoroughness::DeadPacks {
+            return Ok(report);
+        }
         let in_use: HashSet<PackId> = self.data.uncommitted().into_iter().collect();
         rewrites.retain(|pack| !in_use.contains(&pack) && !self.flusher.is_pinned(pack));
         report.chunks_rewritten = self.rewrite_packs(&rewrites.choose(&mut round)).await?;
@@ -438,6 +457,8 @@ impl Vfs {
 /// How much a round of collection looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Thoroughness {
+    /// The records of dead packs: the store has no room for what is rewritten.
+    DeadPacks,
     /// The records of packs.
     Routine,
     /// The objects in the store too.

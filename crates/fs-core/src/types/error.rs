@@ -93,6 +93,13 @@ impl Error {
         self
     }
 
+    /// Whether the metadata store gave no answer: what was asked of it may have come about.
+    pub fn unanswered(&self) -> bool {
+        let cause = self.source.as_deref().and_then(|source| source.downcast_ref());
+        // Before a conflict that stays there may have been an attempt whose outcome is unknown.
+        matches!(cause, Some(KvError::Conflict | KvError::MaybeCommitted | KvError::Unavailable(_)))
+    }
+
     /// The sentence for the reader.
     pub fn context(&self) -> &str {
         &self.context

@@ -243,6 +243,7 @@ impl Vfs {
         inode: &InodeRef,
         durable: &HashMap<PackId, Durable>,
     ) -> Result<Option<(Prepared, bool)>> {
+        self.make_sure(inode).await?;
         let Some(mut gathered) = gather(&inode.state(), durable) else { return Ok(None) };
         let holes = std::mem::take(&mut gathered.holes);
         let mut chunks = gathered.chunks;

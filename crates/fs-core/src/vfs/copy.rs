@@ -83,6 +83,7 @@ impl Vfs {
     /// What the source holds. Its packs are pinned while nothing can take them away from it.
     async fn clone_parts(&self, from: &InodeRef, offset: u64, len: u64) -> Result<Cloned> {
         let _gate = from.flush_gate.lock().await;
+        self.make_sure(from).await?;
         loop {
             let missing = {
                 let state = from.state();

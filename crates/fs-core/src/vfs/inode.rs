@@ -55,6 +55,7 @@ impl Inode {
         let state = InodeState {
             length: attr.size,
             committed_length: attr.size,
+            unsure: false,
             dirty: PieceMap::default(),
             dirty_guard: None,
             batches: VecDeque::new(),
@@ -170,6 +171,8 @@ pub(super) struct InodeState {
     pub(super) length: u64,
     /// Length in the metadata; nothing committed lies beyond it.
     pub(super) committed_length: u64,
+    /// A change of the metadata was not answered, so that what is known here of what is committed may be wrong.
+    pub(super) unsure: bool,
     pub(super) dirty: PieceMap,
     dirty_guard: Option<BudgetGuard>,
     pub(super) batches: VecDeque<Batch>,
@@ -282,6 +285,14 @@ impl InodeState {
             batch.grow_to = batch.grow_to.min(length);
         }
         self.length = length;
+        self.committed_length = length;
+        self.committed_changed();
+    }
+
+    /// The metadata has `length`, whatever was thought before. What is not committed lies over that.
+    pub(super) fn found(&mut self, length: u64) {
+        let grow_to = self.batches.iter().map(|batch| batch.grow_to).max().unwrap_or(0);
+        self.length = length.max(grow_to).max(self.dirty.end());
         self.committed_length = length;
         self.committed_changed();
     }

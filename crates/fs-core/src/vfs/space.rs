@@ -28,6 +28,7 @@ impl Vfs {
             return Err(ErrorKind::FileTooLarge.into());
         }
         let _gate = inode.flush_gate.lock().await;
+        self.make_sure(inode).await?;
         let (cut, freed) = self.bytes_beyond(inode, size).await?;
         let length = inode.state().length;
         let pending_mtime = inode.state().mtime.filter(|mtime| !mtime.committed).map(|mtime| mtime.time);
@@ -47,7 +48,8 @@ impl Vfs {
             ctime: set.ctime,
             kill_suid_sgid: set.kill_suid_sgid,
         };
-        let mut attr = self.meta.truncate(&args).await?;
+        let truncated = self.meta.truncate(&args).await;
+        let mut attr = truncated.inspect_err(|error| inode.state().unsure |= error.unanswered())?;
         let mut state = inode.state();
         state.truncated(size);
         state.mtime = Some(Fresh { time: attr.mtime, committed: true });
@@ -58,6 +60,27 @@ impl Vfs {
         self.account(&mut state, 0);
         state.refresh(&mut attr);
         Ok(attr)
+    }
+
+    /// Reads what the metadata has of a file after a change that was not answered. Under the file's `flush_gate`.
+    ///
+    /// # Errors
+    /// The metadata store still does not answer.
+    pub(super) async fn make_sure(&self, inode: &InodeRef) -> Result<()> {
+        if !inode.state().unsure {
+            return Ok(());
+        }
+        let found = match self.meta.getattr(inode.ino).await {
+            Err(error) if error.unanswered() => return Err(error),
+            found => found,
+        };
+        let mut state = inode.state();
+        state.unsure = false;
+        // A file that is gone, or whose record is damaged, is what the next change meets.
+        if let Ok(attr) = found {
+            state.found(attr.size);
+        }
+        Ok(())
     }
 
     /// The hole over what the last chunk has beyond `size`, and the committed data bytes beyond it altogether.

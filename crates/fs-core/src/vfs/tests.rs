@@ -35,6 +35,7 @@ mod gc;
 mod names;
 mod readers;
 mod staged;
+mod unanswered;
 
 const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 
@@ -173,6 +174,7 @@ impl Kv for Mined {
 struct World {
     kv: MemKv,
     kv_panics: Arc<Panics>,
+    cluster: Arc<parking_lot::Mutex<unanswered::Cluster>>,
     faults: Faults,
     store: Arc<Store>,
     clock: Arc<ManualClock>,
@@ -195,6 +197,7 @@ impl World {
         World {
             kv,
             kv_panics: Arc::default(),
+            cluster: Arc::default(),
             faults: Faults::NONE,
             store: Arc::default(),
             clock,
@@ -219,6 +222,8 @@ impl World {
         let kv: Arc<dyn Kv> = Arc::new(self.kv.reopen());
         let kv = if self.faults == Faults::NONE { kv } else { Arc::new(FaultKv::new(kv, 1, self.faults)) };
         let kv: Arc<dyn Kv> = Arc::new(Mined { inner: kv, panics: Arc::clone(&self.kv_panics) });
+        let kv: Arc<dyn Kv> =
+            Arc::new(unanswered::Clustered { inner: kv, cluster: Arc::clone(&self.cluster) });
         let clock = Arc::clone(&self.clock);
         let meta = Meta::open(kv, clock, &OpenOptions::default()).await.unwrap();
         let memory = Budget::new(self.memory_bytes);
@@ -237,6 +242,10 @@ impl World {
         };
         let resumed = staging::resume(&meta, &data, on_lost).await.unwrap();
         (Vfs::mount(Arc::new(meta), Arc::new(data), memory, self.options.clone()), resumed)
+    }
+
+    fn cluster(&self, fares: unanswered::Cluster) {
+        *self.cluster.lock() = fares;
     }
 
     /// Journals that are left.

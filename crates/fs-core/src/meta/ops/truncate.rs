@@ -45,7 +45,8 @@ impl Meta {
     /// Sets the length of a file (truncate(2)).
     ///
     /// Reads the inode's record, times, length and truncations and the chunks beyond the new end, so it conflicts with
-    /// every commit to the file. Each transaction removes at most 512 slice groups.
+    /// every commit to the file. Each transaction removes at most 512 slice groups; the first one that does also sets the
+    /// length. What is left to remove if a later one fails is not part of the file, and whoever changes it next goes on.
     ///
     /// # Errors
     /// `IsDirectory`; `Invalid` for what has no length; `FileTooLarge` above 2^57 bytes; `NotPermitted` where flags forbid
@@ -63,8 +64,8 @@ impl Meta {
             match outcome {
                 Outcome::Done { attr, trim } => {
                     reservation.keep();
-                    if trim {
-                        self.trim(args.ino).await?;
+                    if trim && let Err(error) = self.trim(args.ino).await {
+                        tracing::debug!(ino = args.ino.0, %error, "could not remove all that was cut off");
                     }
                     return Ok(attr);
                 }

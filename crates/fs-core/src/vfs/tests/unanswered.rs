@@ -1,0 +1,200 @@
+//! Changes of the metadata that came about although nobody was told so.
+
+use parking_lot::Mutex;
+use rfs_kv::{KvError, RangePage, RangeQuery, Txn, Versionstamp};
+
+use super::*;
+
+/// How a cluster fares around a commit.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cluster {
+    #[default]
+    Up,
+    /// The next commit is applied, and its answer lost; nothing answers afterwards.
+    LosesAnswer,
+    /// The next commit is applied and answered; nothing answers afterwards.
+    Leaves,
+    Away,
+}
+
+/// An engine that fares so.
+pub(super) struct Clustered {
+    pub(super) inner: Arc<dyn Kv>,
+    pub(super) cluster: Arc<Mutex<Cluster>>,
+}
+
+#[async_trait]
+impl Kv for Clustered {
+    fn limits(&self) -> rfs_kv::Limits {
+        self.inner.limits()
+    }
+
+    async fn begin(&self) -> rfs_kv::Result<Arc<dyn Txn>> {
+        if *self.cluster.lock() == Cluster::Away {
+            return Err(KvError::Unavailable("timed out".to_owned()));
+        }
+        let inner = self.inner.begin().await?;
+        Ok(Arc::new(ClusteredTxn { inner, cluster: Arc::clone(&self.cluster) }))
+    }
+
+    async fn sync(&self) -> rfs_kv::Result<()> {
+        self.inner.sync().await
+    }
+
+    async fn watch(&self, key: &[u8]) -> rfs_kv::Result<rfs_kv::Watch> {
+        self.inner.watch(key).await
+    }
+
+    async fn close(&self) -> rfs_kv::Result<()> {
+        self.inner.close().await
+    }
+}
+
+struct ClusteredTxn {
+    inner: Arc<dyn Txn>,
+    cluster: Arc<Mutex<Cluster>>,
+}
+
+#[async_trait]
+impl Txn for ClusteredTxn {
+    async fn get(&self, key: &[u8]) -> rfs_kv::Result<Option<Bytes>> {
+        self.inner.get(key).await
+    }
+
+    async fn snapshot_get(&self, key: &[u8]) -> rfs_kv::Result<Option<Bytes>> {
+        self.inner.snapshot_get(key).await
+    }
+
+    async fn range(&self, query: RangeQuery) -> rfs_kv::Result<RangePage> {
+        self.inner.range(query).await
+    }
+
+    fn set(&self, key: &[u8], value: &[u8]) {
+        self.inner.set(key, value);
+    }
+
+    fn clear(&self, key: &[u8]) {
+        self.inner.clear(key);
+    }
+
+    fn clear_range(&self, begin: &[u8], end: &[u8]) {
+        self.inner.clear_range(begin, end);
+    }
+
+    fn add(&self, key: &[u8], delta: i64) {
+        self.inner.add(key, delta);
+    }
+
+    fn max(&self, key: &[u8], value: &[u8]) {
+        self.inner.max(key, value);
+    }
+
+    fn set_versionstamped_key(&self, prefix: &[u8], order: u16, suffix: &[u8], value: &[u8]) {
+        self.inner.set_versionstamped_key(prefix, order, suffix, value);
+    }
+
+    fn set_versionstamped_value(&self, key: &[u8], prefix: &[u8], suffix: &[u8]) {
+        self.inner.set_versionstamped_value(key, prefix, suffix);
+    }
+
+    fn add_read_conflict(&self, begin: &[u8], end: &[u8]) {
+        self.inner.add_read_conflict(begin, end);
+    }
+
+    async fn commit(&self) -> rfs_kv::Result<Versionstamp> {
+        let stamp = self.inner.commit().await?;
+        let mut cluster = self.cluster.lock();
+        match *cluster {
+            Cluster::Up | Cluster::Away => Ok(stamp),
+            Cluster::Leaves => {
+                *cluster = Cluster::Away;
+                Ok(stamp)
+            }
+            Cluster::LosesAnswer => {
+                *cluster = Cluster::Away;
+                Err(KvError::MaybeCommitted)
+            }
+        }
+    }
+}
+
+async fn truncate(vfs: &Vfs, (ino, fh): (Ino, Fh), length: u64) -> Result<Attr> {
+    vfs.setattr(&ROOT, ino, size(length), Some(fh)).await
+}
+
+/// A file that was 1 MiB and is to be 1000 bytes, which came about although it was told as failed.
+async fn cut_unheard(world: &World, vfs: &Vfs) -> (Ino, Fh) {
+    let file = create(vfs, "f").await;
+    write(vfs, file, 0, Dice(1).bytes(1 << 20)).await.unwrap();
+    fsync(vfs, file).await.unwrap();
+    world.cluster(Cluster::LosesAnswer);
+    assert_eq!(truncate(vfs, file, 1000).await.unwrap_err().kind, ErrorKind::Io);
+    file
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_fsynced_after_a_truncate_that_was_not_answered_is_there() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let file = cut_unheard(&world, &vfs).await;
+    fsync(&vfs, file).await.expect("nothing is dirty");
+    let bytes = Dice(2).bytes(100_000);
+    write(&vfs, file, 500_000, bytes.clone()).await.unwrap();
+    assert_eq!(fsync(&vfs, file).await.unwrap_err().kind, ErrorKind::Io);
+    world.cluster(Cluster::Up);
+    fsync(&vfs, file).await.unwrap();
+    let length = vfs.getattr(file.0).await.unwrap().size;
+    crash(vfs).await;
+    let vfs = world.mount().await;
+    let file = open(&vfs, "f").await;
+    assert_eq!(vfs.getattr(file.0).await.unwrap().size, length);
+    assert_eq!(read(&vfs, file, 500_000, 100_000).await, bytes);
+    assert_eq!(read(&vfs, file, 0, 1000).await, Dice(1).bytes(1000));
+    assert!(read(&vfs, file, 1000, 499_000).await.iter().all(|byte| *byte == 0), "cut bytes are back");
+    check_accounts(&vfs, &[file.0]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_length_after_a_truncate_that_was_not_answered_is_that_of_the_metadata_in_the_end() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let file = cut_unheard(&world, &vfs).await;
+    world.cluster(Cluster::Up);
+    truncate(&vfs, file, 2000).await.unwrap();
+    assert_eq!(read(&vfs, file, 0, 4000).await, [Dice(1).bytes(1000), vec![0; 1000]].concat());
+    check_accounts(&vfs, &[file.0]).await;
+    world.cluster(Cluster::LosesAnswer);
+    assert_eq!(truncate(&vfs, file, 3000).await.unwrap_err().kind, ErrorKind::Io);
+    world.cluster(Cluster::Up);
+    write(&vfs, file, 0, vec![1; 10]).await.unwrap();
+    fsync(&vfs, file).await.unwrap();
+    assert_eq!(vfs.getattr(file.0).await.unwrap().size, 3000);
+    unmount(vfs).await;
+    let vfs = world.mount().await;
+    assert_eq!(vfs.getattr(file.0).await.unwrap().size, 3000);
+}
+
+/// More chunks than one transaction removes: the file is cut by the first, the others make room.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_truncate_succeeds_once_the_file_is_cut() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    for chunk in 0..600 {
+        write(&vfs, file, chunk * CHUNK_BYTES, vec![1; 5000]).await.unwrap();
+    }
+    fsync(&vfs, file).await.unwrap();
+    world.cluster(Cluster::Leaves);
+    assert_eq!(truncate(&vfs, file, 1000).await.unwrap().size, 1000);
+    world.cluster(Cluster::Up);
+    let bytes = Dice(2).bytes(100_000);
+    write(&vfs, file, 500_000, bytes.clone()).await.unwrap();
+    fsync(&vfs, file).await.unwrap();
+    crash(vfs).await;
+    let vfs = world.mount().await;
+    let file = open(&vfs, "f").await;
+    assert_eq!(read(&vfs, file, 500_000, 200_000).await, bytes);
+    truncate(&vfs, file, 600 * CHUNK_BYTES).await.unwrap();
+    assert!(read(&vfs, file, CHUNK_BYTES, 5000).await.iter().all(|byte| *byte == 0), "cut bytes are back");
+    check_accounts(&vfs, &[file.0]).await;
+}

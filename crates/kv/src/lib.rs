@@ -135,7 +135,8 @@ pub trait Kv: Send + Sync + 'static {
     async fn begin(&self) -> Result<Arc<dyn Txn>>;
 
     /// As [`Kv::begin`], but the point may be up to [`RECENT`] ago where another client has committed since, so that the
-    /// engine need not ask for it each time. It is after all commits that have returned to users of this value.
+    /// engine need not ask for it each time. It is after all commits that have returned to users of this value, those whose
+    /// outcome was unknown included.
     ///
     /// What it reads may be outdated, what it commits is not: it conflicts as every transaction does. For who has reason to
     /// believe that nobody else commits.

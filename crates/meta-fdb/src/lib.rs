@@ -90,6 +90,8 @@ struct Open {
     /// Whether the store was closed. The client library itself keeps its connections until the process ends.
     closed: AtomicBool,
     latest: Mutex<Option<Latest>>,
+    /// When a commit last failed: it may have become a version that is newer than the latest one that was asked for before.
+    failed: Mutex<Option<Instant>>,
 }
 
 /// The newest version that is known.
@@ -118,9 +120,15 @@ impl Open {
         }
     }
 
+    /// A commit of this store did not succeed, as far as is known.
+    fn failed(&self) {
+        *self.failed.lock() = Some(Instant::now());
+    }
+
     fn recent(&self) -> Option<i64> {
         let latest = (*self.latest.lock())?;
-        (latest.asked.elapsed() < RECENT).then_some(latest.version)
+        let since_failure = (*self.failed.lock()).is_none_or(|failed| failed < latest.asked);
+        (since_failure && latest.asked.elapsed() < RECENT).then_some(latest.version)
     }
 
     fn check(&self) -> Result<()> {
@@ -252,4 +260,23 @@ fn told_of_commit(error: FdbError) -> KvError {
 
 fn describe(error: FdbError) -> &'static str {
     if error.code() == code::TIMED_OUT { "timed out" } else { error.message() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_commit_that_failed_the_cluster_is_asked_what_is_recent() {
+        let open = Open::default();
+        let asked = Instant::now();
+        open.answered(1, asked);
+        open.failed();
+        assert_eq!(open.recent(), None);
+        open.answered(2, asked);
+        assert_eq!(open.recent(), None, "asked before");
+        // As if it were a little later.
+        open.answered(3, Instant::now() + Duration::from_millis(1));
+        assert_eq!(open.recent(), Some(3));
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use foundationdb::options::{ConflictRangeType, MutationType, StreamingMode};
-use foundationdb::{RangeOption, Transaction};
+use foundationdb::{FdbError, RangeOption, Transaction};
 use parking_lot::{Mutex, RwLock};
 use rfs_kv::{Direction, Isolation, KvError, Limits, RangePage, RangeQuery, Result, Txn, Versionstamp};
 
@@ -204,10 +204,14 @@ impl Txn for FdbTxn {
             written.any
         };
         let stamp = any.then(|| txn.get_versionstamp());
-        let committed = awaited(txn.commit()).await.map_err(|e| told_of_commit(e.into()))?;
+        let failed = |error: FdbError| {
+            self.open.failed();
+            told_of_commit(error)
+        };
+        let committed = awaited(txn.commit()).await.map_err(|e| failed(e.into()))?;
         let Some(stamp) = stamp else { return Ok(Versionstamp::default()) };
-        self.open.committed(committed.committed_version().map_err(told_of_commit)?);
-        let stamp = awaited(stamp).await.map_err(told_of_commit)?;
+        self.open.committed(committed.committed_version().map_err(failed)?);
+        let stamp = awaited(stamp).await.map_err(failed)?;
         drop(committed);
         let bytes = <[u8; 10]>::try_from(&*stamp).map_err(|_| {
             KvError::Unavailable("FoundationDB returned a versionstamp of a wrong size".to_owned())

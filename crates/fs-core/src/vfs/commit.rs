@@ -15,7 +15,7 @@ use super::inode::{Batch, Failure, Fresh, InodeState, Life, within};
 use crate::data::{Durable, Extent, PackTicket, Place, Source};
 use crate::meta::{FileCommit, NewPack, PackState};
 use crate::types::{
-    Block, CHUNK_BYTES, ChunkIndex, ErrorKind, Ino, PackId, Result, Slice, Stored, Timestamp,
+    Block, CHUNK_BYTES, ChunkIndex, Error, ErrorKind, Ino, PackId, Result, Slice, Stored, Timestamp,
 };
 
 /// Files and bytes of records in one transaction.
@@ -100,66 +100,95 @@ impl Vfs {
         let mut failures = HashMap::new();
         let mut rest = files;
         while !rest.is_empty() {
-            let mut gates = Vec::new();
-            let mut prepared = Vec::new();
-            let mut bytes = 0;
-            let mut taken = 0;
-            for inode in rest.iter().take(COMMIT_FILES_MAX) {
-                if bytes >= COMMIT_BYTES_MAX {
-                    break;
-                }
-                gates.push(inode.flush_gate.lock().await);
-                match self.prepare(inode, durable).await {
-                    // A file with more than fits one transaction stays for the next round.
-                    Ok(Some((file, more))) => {
-                        bytes += file.bytes;
-                        prepared.push(file);
-                        if more {
-                            break;
-                        }
-                        taken += 1;
-                    }
-                    Ok(None) => taken += 1,
-                    Err(error) => {
-                        failures.insert(inode.ino, Failure::from(&error));
-                        taken += 1;
-                    }
+            match self.commit_first(rest, durable, &mut failures).await {
+                Ok(done) => rest = &rest[done..],
+                Err(error) => {
+                    let failure = Failure::from(&error);
+                    failures.extend(rest.iter().map(|inode| (inode.ino, failure.clone())));
+                    rest = &[];
                 }
             }
-            let before = failures.len();
-            self.commit_prepared(prepared, durable, &mut failures).await;
-            if taken == 0 && failures.len() > before {
-                // The file that needs several transactions failed.
-                taken = 1;
-            }
-            rest = &rest[taken..];
         }
         failures
     }
 
-    /// Commits files together, or one by one if that fails for some.
-    async fn commit_prepared(
+    /// Commits the first of `files`, as many as a transaction takes. Returns how many are done with, well or not.
+    ///
+    /// # Errors
+    /// The metadata store does not answer, which took a while to find out and is so for the other files too.
+    async fn commit_first(
         &self,
-        prepared: Vec<Prepared>,
+        files: &[InodeRef],
         durable: &HashMap<PackId, Durable>,
         failures: &mut HashMap<Ino, Failure>,
-    ) {
-        if prepared.is_empty() {
-            return;
-        }
-        match self.commit_together(&prepared, durable).await {
-            Ok(()) => {}
-            Err(error) if prepared.len() == 1 => {
-                failures.insert(prepared[0].inode.ino, Failure::from(&error));
+    ) -> Result<usize> {
+        let mut gates = Vec::new();
+        let mut prepared = Vec::new();
+        let mut bytes = 0;
+        let mut done = 0;
+        for inode in files.iter().take(COMMIT_FILES_MAX) {
+            if bytes >= COMMIT_BYTES_MAX {
+                break;
             }
-            Err(_) => {
-                for file in prepared {
-                    if let Err(error) = self.commit_together(std::slice::from_ref(&file), durable).await {
-                        failures.insert(file.inode.ino, Failure::from(&error));
+            gates.push(inode.flush_gate.lock().await);
+            self.make_sure(inode).await?;
+            match self.prepare(inode, durable).await {
+                // A file with more than fits one transaction stays for the next round.
+                Ok(Some((file, more))) => {
+                    bytes += file.bytes;
+                    prepared.push(file);
+                    if more {
+                        break;
                     }
+                    done += 1;
+                }
+                Ok(None) => done += 1,
+                Err(error) => {
+                    failures.insert(inode.ino, Failure::from(&error));
+                    done += 1;
                 }
             }
         }
+        let before = failures.len();
+        self.commit_prepared(&prepared, durable, failures).await?;
+        if done == 0 && failures.len() > before {
+            // The file that needs several transactions failed.
+            done = 1;
+        }
+        Ok(done)
+    }
+
+    /// Commits files together, or one by one if that fails: it may be the fault of one. Under their `flush_gate`s.
+    ///
+    /// # Errors
+    /// As `commit_first`.
+    async fn commit_prepared(
+        &self,
+        prepared: &[Prepared],
+        durable: &HashMap<PackId, Durable>,
+        failures: &mut HashMap<Ino, Failure>,
+    ) -> Result<()> {
+        if prepared.is_empty() {
+            return Ok(());
+        }
+        let Err(error) = self.commit_together(prepared, durable).await else { return Ok(()) };
+        if let [file] = prepared {
+            failures.insert(file.inode.ino, Failure::from(&error));
+            return Ok(());
+        }
+        for Prepared { inode, .. } in prepared {
+            // If there was no answer, some of it may be committed.
+            self.make_sure(inode).await?;
+            let outcome = match self.prepare(inode, durable).await {
+                Ok(Some((file, _))) => self.commit_together(std::slice::from_ref(&file), durable).await,
+                Ok(None) => Ok(()),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = outcome {
+                failures.insert(inode.ino, Failure::from(&error));
+            }
+        }
+        Ok(())
     }
 
     async fn commit_together(&self, prepared: &[Prepared], durable: &HashMap<PackId, Durable>) -> Result<()> {
@@ -172,7 +201,13 @@ impl Vfs {
             .collect();
         let new_packs: Vec<NewPack> = named.iter().map(new_pack).collect();
         let commits: Vec<FileCommit> = prepared.iter().map(|file| file.commit.clone()).collect();
-        self.meta.commit(&commits, &new_packs).await?;
+        let outcome = self.meta.commit(&commits, &new_packs).await;
+        if outcome.as_ref().is_err_and(Error::unanswered) {
+            for file in prepared {
+                file.inode.state().unsure = true;
+            }
+        }
+        outcome?;
         self.packs_named(&named);
         for file in prepared {
             self.committed(file);
@@ -237,13 +272,13 @@ impl Vfs {
         Ok(())
     }
 
-    /// What one transaction can commit of a file, and whether there is more. Under the file's `flush_gate`.
+    /// What one transaction can commit of a file, and whether there is more. Under the file's `flush_gate`, when it is sure
+    /// what the metadata has.
     async fn prepare(
         &self,
         inode: &InodeRef,
         durable: &HashMap<PackId, Durable>,
     ) -> Result<Option<(Prepared, bool)>> {
-        self.make_sure(inode).await?;
         let Some(mut gathered) = gather(&inode.state(), durable) else { return Ok(None) };
         let holes = std::mem::take(&mut gathered.holes);
         let mut chunks = gathered.chunks;

@@ -10,12 +10,15 @@ use super::*;
 pub(super) enum Cluster {
     #[default]
     Up,
-    /// The next commit is applied, and its answer lost; nothing answers afterwards.
-    LosesAnswer,
-    /// The next commit is applied and answered; nothing answers afterwards.
-    Leaves,
-    Away,
+    /// The next commit is applied and its answer lost; then it is away.
+    LosesAnswer(u32),
+    /// The next commit is applied and answered; then it is away.
+    Leaves(u32),
+    /// So many transactions cannot begin.
+    Away(u32),
 }
+
+const FOR_LONG: u32 = u32::MAX;
 
 /// An engine that fares so.
 pub(super) struct Clustered {
@@ -30,7 +33,10 @@ impl Kv for Clustered {
     }
 
     async fn begin(&self) -> rfs_kv::Result<Arc<dyn Txn>> {
-        if *self.cluster.lock() == Cluster::Away {
+        if let Cluster::Away(transactions) = &mut *self.cluster.lock()
+            && *transactions > 0
+        {
+            *transactions -= 1;
             return Err(KvError::Unavailable("timed out".to_owned()));
         }
         let inner = self.inner.begin().await?;
@@ -105,13 +111,13 @@ impl Txn for ClusteredTxn {
         let stamp = self.inner.commit().await?;
         let mut cluster = self.cluster.lock();
         match *cluster {
-            Cluster::Up | Cluster::Away => Ok(stamp),
-            Cluster::Leaves => {
-                *cluster = Cluster::Away;
+            Cluster::Up | Cluster::Away(_) => Ok(stamp),
+            Cluster::Leaves(transactions) => {
+                *cluster = Cluster::Away(transactions);
                 Ok(stamp)
             }
-            Cluster::LosesAnswer => {
-                *cluster = Cluster::Away;
+            Cluster::LosesAnswer(transactions) => {
+                *cluster = Cluster::Away(transactions);
                 Err(KvError::MaybeCommitted)
             }
         }
@@ -127,7 +133,7 @@ async fn cut_unheard(world: &World, vfs: &Vfs) -> (Ino, Fh) {
     let file = create(vfs, "f").await;
     write(vfs, file, 0, Dice(1).bytes(1 << 20)).await.unwrap();
     fsync(vfs, file).await.unwrap();
-    world.cluster(Cluster::LosesAnswer);
+    world.cluster(Cluster::LosesAnswer(FOR_LONG));
     assert_eq!(truncate(vfs, file, 1000).await.unwrap_err().kind, ErrorKind::Io);
     file
 }
@@ -163,7 +169,7 @@ async fn the_length_after_a_truncate_that_was_not_answered_is_that_of_the_metada
     truncate(&vfs, file, 2000).await.unwrap();
     assert_eq!(read(&vfs, file, 0, 4000).await, [Dice(1).bytes(1000), vec![0; 1000]].concat());
     check_accounts(&vfs, &[file.0]).await;
-    world.cluster(Cluster::LosesAnswer);
+    world.cluster(Cluster::LosesAnswer(FOR_LONG));
     assert_eq!(truncate(&vfs, file, 3000).await.unwrap_err().kind, ErrorKind::Io);
     world.cluster(Cluster::Up);
     write(&vfs, file, 0, vec![1; 10]).await.unwrap();
@@ -184,7 +190,7 @@ async fn a_truncate_succeeds_once_the_file_is_cut() {
         write(&vfs, file, chunk * CHUNK_BYTES, vec![1; 5000]).await.unwrap();
     }
     fsync(&vfs, file).await.unwrap();
-    world.cluster(Cluster::Leaves);
+    world.cluster(Cluster::Leaves(FOR_LONG));
     assert_eq!(truncate(&vfs, file, 1000).await.unwrap().size, 1000);
     world.cluster(Cluster::Up);
     let bytes = Dice(2).bytes(100_000);
@@ -197,4 +203,65 @@ async fn a_truncate_succeeds_once_the_file_is_cut() {
     truncate(&vfs, file, 600 * CHUNK_BYTES).await.unwrap();
     assert!(read(&vfs, file, CHUNK_BYTES, 5000).await.iter().all(|byte| *byte == 0), "cut bytes are back");
     check_accounts(&vfs, &[file.0]).await;
+}
+
+/// A new file of 1 MiB, which is committed although that was told as failed.
+async fn commit_unheard(world: &World, vfs: &Vfs, name: &str) -> (Ino, Fh) {
+    let file = create(vfs, name).await;
+    write(vfs, file, 0, Dice(1).bytes(1 << 20)).await.unwrap();
+    world.cluster(Cluster::LosesAnswer(FOR_LONG));
+    assert_eq!(fsync(vfs, file).await.unwrap_err().kind, ErrorKind::Io);
+    world.cluster(Cluster::Up);
+    file
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_truncate_cuts_what_was_committed_without_an_answer() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let file = commit_unheard(&world, &vfs, "f").await;
+    truncate(&vfs, file, 1 << 19).await.unwrap();
+    truncate(&vfs, file, 1 << 20).await.unwrap();
+    fsync(&vfs, file).await.unwrap();
+    assert_eq!(read(&vfs, file, 0, 1 << 19).await, Dice(1).bytes(1 << 19));
+    let beyond = read(&vfs, file, 1 << 19, 1 << 19).await;
+    assert!(beyond.len() == 1 << 19 && beyond.iter().all(|byte| *byte == 0), "cut bytes are back");
+    check_accounts(&vfs, &[file.0]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_committed_without_an_answer_is_counted_once() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let file = commit_unheard(&world, &vfs, "f").await;
+    fsync(&vfs, file).await.unwrap();
+    check_accounts(&vfs, &[file.0]).await;
+}
+
+#[tokio::test]
+async fn files_that_were_committed_together_without_an_answer_are_counted_once() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let mut files = Vec::new();
+    for text in ["a", "b", "c"] {
+        let file = create(&vfs, text).await;
+        write(&vfs, file, 0, Dice(1).bytes(50_000)).await.unwrap();
+        files.push(file);
+    }
+    world.cluster(Cluster::LosesAnswer(1));
+    vfs.flush_everything().await.expect("each is looked at and tried alone");
+    assert_eq!(*world.cluster.lock(), Cluster::Away(0));
+    let inos: Vec<Ino> = files.iter().map(|file| file.0).collect();
+    check_accounts(&vfs, &inos).await;
+    for file in &files {
+        write(&vfs, *file, 100_000, Dice(2).bytes(50_000)).await.unwrap();
+    }
+    world.cluster(Cluster::LosesAnswer(FOR_LONG));
+    assert_eq!(vfs.flush_everything().await.unwrap_err().kind, ErrorKind::Io);
+    for file in files {
+        assert!(vfs.inodes.get(file.0).unwrap().state().failure.is_some());
+    }
+    world.cluster(Cluster::Up);
+    vfs.flush_everything().await.unwrap();
+    check_accounts(&vfs, &inos).await;
 }

@@ -149,11 +149,10 @@ impl Vfs {
                 }
             }
         }
-        let before = failures.len();
         self.commit_prepared(&prepared, durable, failures).await?;
-        if done == 0 && failures.len() > before {
+        if files.get(done).is_some_and(|inode| failures.contains_key(&inode.ino)) {
             // The file that needs several transactions failed.
-            done = 1;
+            done += 1;
         }
         Ok(done)
     }

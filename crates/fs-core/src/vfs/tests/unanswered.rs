@@ -1,4 +1,4 @@
-//! Changes of the metadata that came about although nobody was told so.
+//! Changes of the metadata that came about although nobody was told so, and that did not.
 
 use parking_lot::Mutex;
 use rfs_kv::{KvError, RangePage, RangeQuery, Txn, Versionstamp};
@@ -16,6 +16,8 @@ pub(super) enum Cluster {
     Leaves(u32),
     /// So many transactions cannot begin.
     Away(u32),
+    /// It has no room for changes.
+    Full,
 }
 
 const FOR_LONG: u32 = u32::MAX;
@@ -108,10 +110,13 @@ impl Txn for ClusteredTxn {
     }
 
     async fn commit(&self) -> rfs_kv::Result<Versionstamp> {
+        if *self.cluster.lock() == Cluster::Full {
+            return Err(KvError::Full("no room".to_owned()));
+        }
         let stamp = self.inner.commit().await?;
         let mut cluster = self.cluster.lock();
         match *cluster {
-            Cluster::Up | Cluster::Away(_) => Ok(stamp),
+            Cluster::Up | Cluster::Away(_) | Cluster::Full => Ok(stamp),
             Cluster::Leaves(transactions) => {
                 *cluster = Cluster::Away(transactions);
                 Ok(stamp)
@@ -264,4 +269,24 @@ async fn files_that_were_committed_together_without_an_answer_are_counted_once()
     world.cluster(Cluster::Up);
     vfs.flush_everything().await.unwrap();
     check_accounts(&vfs, &inos).await;
+}
+
+/// One of the files that are flushed together needs more than one transaction.
+#[tokio::test]
+async fn a_flush_that_is_refused_tells_who_waits() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let (small, scattered) = (create(&vfs, "a").await, create(&vfs, "b").await);
+    write(&vfs, small, 0, Dice(1).bytes(5000)).await.unwrap();
+    for piece in 0..8000 {
+        write(&vfs, scattered, piece * 1024, Dice(piece).bytes(512)).await.unwrap();
+    }
+    for (fares, kind) in [(Cluster::Full, ErrorKind::NoSpace), (Cluster::Away(FOR_LONG), ErrorKind::Io)] {
+        world.cluster(fares);
+        let flushed = tokio::time::timeout(Duration::from_secs(20), vfs.flush_everything()).await;
+        assert_eq!(flushed.expect("whoever waits is told").unwrap_err().kind, kind);
+    }
+    world.cluster(Cluster::Up);
+    vfs.flush_everything().await.unwrap();
+    check_accounts(&vfs, &[small.0, scattered.0]).await;
 }

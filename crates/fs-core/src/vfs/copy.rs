@@ -104,7 +104,13 @@ impl Vfs {
                         let mut tickets: Vec<PackTicket> =
                             unstored.filter(|ticket| packs.contains(&ticket.pack())).cloned().collect();
                         tickets.sort_unstable_by_key(PackTicket::pack);
-                        tickets.dedup_by_key(|ticket| ticket.pack());
+                        tickets.dedup_by(|next, kept| {
+                            let same = next.pack() == kept.pack();
+                            if same {
+                                kept.merge(next);
+                            }
+                            same
+                        });
                         for pack in &packs {
                             let named = !tickets.iter().any(|ticket| ticket.pack() == *pack);
                             self.flusher.pin(*pack, named);

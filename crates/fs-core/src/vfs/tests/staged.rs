@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use super::unanswered::Cluster;
 use super::*;
 use crate::data::{Lane, Place};
 use crate::meta::PackState;
@@ -262,4 +263,37 @@ async fn a_record_grows_with_what_is_staged_and_ends_as_stored() {
     assert_eq!((packs.len(), packs[0].state), (1, PackState::Stored));
     assert!(packs[0].stored_bytes > bytes[2], "the object has a footer");
     unmount(vfs).await;
+}
+
+/// The source's first half is staged, its second waits in the same pack for the store.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_copy_is_durable_when_all_its_bytes_are() {
+    let mut world = world().await;
+    world.options.flush_after = Duration::from_millis(50);
+    let vfs = world.mount().await;
+    let (from, to) = (create(&vfs, "from").await, create(&vfs, "to").await);
+    world.store.down.store(true, Ordering::SeqCst);
+    write(&vfs, from, 0, Dice(1).bytes(100_000)).await.unwrap();
+    world.cluster(Cluster::Away(u32::MAX));
+    assert_eq!(fsync(&vfs, from).await.unwrap_err().kind, ErrorKind::Io);
+    write(&vfs, from, 100_000, Dice(2).bytes(100_000)).await.unwrap();
+    let inode = vfs.inodes.get(from.0).unwrap();
+    let placed = || {
+        let state = inode.state();
+        state.dirty.is_empty() && state.batches.iter().all(|batch| batch.placed)
+    };
+    while !placed() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    world.cluster(Cluster::Up);
+    let args = CopyArgs { from: from.0, from_offset: 0, to: to.0, to_offset: 0, len: 200_000 };
+    assert_eq!(vfs.copy_file_range(args).await.unwrap(), 200_000);
+    // Time for a flush, which nobody asks to stage.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    fsync(&vfs, to).await.unwrap();
+    crash(vfs).await;
+    let vfs = world.mount().await;
+    let to = open(&vfs, "to").await;
+    assert_eq!(read(&vfs, to, 0, 200_000).await, [Dice(1).bytes(100_000), Dice(2).bytes(100_000)].concat());
+    crash(vfs).await;
 }

@@ -222,7 +222,8 @@ fn make_hole(state: &mut InodeState, range: Range<u64>) {
     close_dirty(state);
     let mut pieces = PieceMap::default();
     pieces.put(range.start, Piece::Hole(range.end - range.start));
-    state.push_batch(settled(pieces, 0));
+    // What was dirty may have made the file as long as it is, and be gone.
+    state.push_batch(settled(pieces, state.length));
 }
 
 /// A batch that needs no place.

@@ -147,6 +147,25 @@ async fn shutdown_names_what_could_not_be_stored() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hole_over_all_that_was_written_keeps_the_length() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    for (text, mode) in [("a", FallocateMode::PunchHole), ("b", FallocateMode::ZeroRange)] {
+        let file = create(&vfs, text).await;
+        write(&vfs, file, 0, Dice(1).bytes(100_000)).await.unwrap();
+        vfs.fallocate(file.0, file.1, mode, 0, 100_000).await.unwrap();
+        fsync(&vfs, file).await.unwrap();
+    }
+    crash(vfs).await;
+    let vfs = world.mount().await;
+    for text in ["a", "b"] {
+        let file = open(&vfs, text).await;
+        assert_eq!(read(&vfs, file, 0, 200_000).await, vec![0; 100_000]);
+    }
+    unmount(vfs).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_keeps_what_was_fsynced_and_no_more_than_was_written() {
     let world = World::new().await;
     let vfs = world.mount().await;

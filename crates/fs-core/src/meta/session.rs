@@ -273,10 +273,13 @@ impl<T: Clone> Request<'_, T> {
         Ok(Some(result.clone()))
     }
 
-    /// Stores the request's number with the change and remembers the result.
+    /// Stores the request's number with the change and remembers the result. A commit that is applied only after a later
+    /// one of the request, or of the next in its slot, conflicts with that.
     pub(super) fn record_in(&self, txn: &dyn Txn, attempt: Attempt, result: &T) {
         let slot = SlotRecord { request: self.number, attempt: attempt.index };
-        txn.set(&key::session_slot(self.session.id, self.slot), &slot.encode());
+        let key = key::session_slot(self.session.id, self.slot);
+        txn.add_read_conflict(&key, &key::successor(&key));
+        txn.set(&key, &slot.encode());
         self.runs.lock().push((attempt.index, result.clone()));
     }
 }

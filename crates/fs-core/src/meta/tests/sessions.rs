@@ -1,6 +1,7 @@
 //! Formatting, opening, sessions.
 
 use super::*;
+use rfs_kv::{Attempt, KvError};
 use uuid::Uuid;
 
 on_every_engine!(
@@ -150,4 +151,18 @@ async fn the_staging_directory_is_remembered(kv: Arc<dyn Kv>) {
     assert_eq!(Meta::volume(&*kv).await.unwrap(), Some(meta.opened_volume()));
     meta.set_staging_dir(None).await.unwrap();
     assert_eq!(Meta::staging_dir(&*kv).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_commit_that_comes_late_conflicts_with_the_next_in_its_slot() {
+    let v = Fixture::new(Arc::new(MemKv::new())).await;
+    let request = v.meta.session().unwrap().request(v.kv.limits()).await.unwrap();
+    let late = v.kv.begin().await.unwrap();
+    request.record_in(&*late, Attempt::default(), &1);
+    let next = v.kv.begin().await.unwrap();
+    let again = Attempt { index: 1, maybe_committed: true };
+    assert_eq!(request.answer_in(&*next, again).await.unwrap(), None);
+    request.record_in(&*next, again, &2);
+    next.commit().await.unwrap();
+    assert!(matches!(late.commit().await, Err(KvError::Conflict)));
 }

@@ -514,10 +514,11 @@ impl Vfs {
             };
         };
         let handle = self.handles.file(fh)?;
+        let before = handle.inode.state().failures;
         let result = self.fsync_inode(&handle.inode).await;
-        // Who was told by fsync need not be told again by close.
-        let failures = handle.inode.state().failures;
-        handle.failures_told.store(failures, Ordering::Relaxed);
+        // Who was told by fsync need not be told again by close, nor of what is made good by now.
+        let told = if result.is_ok() { before } else { handle.inode.state().failures };
+        handle.failures_told.fetch_max(told, Ordering::Relaxed);
         result
     }
 

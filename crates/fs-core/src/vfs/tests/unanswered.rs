@@ -18,6 +18,8 @@ pub(super) enum Cluster {
     Away(u32),
     /// It has no room for changes.
     Full,
+    /// Nothing becomes durable before it is otherwise.
+    Slow,
 }
 
 const FOR_LONG: u32 = u32::MAX;
@@ -46,6 +48,9 @@ impl Kv for Clustered {
     }
 
     async fn sync(&self) -> rfs_kv::Result<()> {
+        while *self.cluster.lock() == Cluster::Slow {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         self.inner.sync().await
     }
 
@@ -116,7 +121,7 @@ impl Txn for ClusteredTxn {
         let stamp = self.inner.commit().await?;
         let mut cluster = self.cluster.lock();
         match *cluster {
-            Cluster::Up | Cluster::Away(_) | Cluster::Full => Ok(stamp),
+            Cluster::Up | Cluster::Away(_) | Cluster::Full | Cluster::Slow => Ok(stamp),
             Cluster::Leaves(transactions) => {
                 *cluster = Cluster::Away(transactions);
                 Ok(stamp)
@@ -289,4 +294,22 @@ async fn a_flush_that_is_refused_tells_who_waits() {
     world.cluster(Cluster::Up);
     vfs.flush_everything().await.unwrap();
     check_accounts(&vfs, &[small.0, scattered.0]).await;
+}
+
+#[tokio::test]
+async fn a_failure_after_the_bytes_of_an_fsync_are_stored_is_told_by_close() {
+    let mut world = World::new().await;
+    world.io_timeout = Duration::from_millis(100);
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    world.cluster(Cluster::Slow);
+    let fails = async {
+        write(&vfs, file, 0, Dice(1).bytes(100_000)).await.unwrap();
+        world.store.down.store(true, Ordering::SeqCst);
+        vfs.flush_everything().await.unwrap_err();
+        world.cluster(Cluster::Up);
+    };
+    let (fsynced, ()) = futures::join!(fsync(&vfs, file), fails);
+    fsynced.expect("nothing was dirty");
+    assert_eq!(vfs.flush(file.0, file.1).await.unwrap_err().kind, ErrorKind::Io);
 }

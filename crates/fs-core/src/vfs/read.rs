@@ -41,7 +41,10 @@ impl Vfs {
         let mut reading = pin!(self.read_range(&handle.inode, offset, len, ReadHint::Normal));
         // What is here is taken first: its room serves what comes next.
         let read = futures::poll!(reading.as_mut());
-        self.read_ahead(&handle, offset, len).await?;
+        if let Err(error) = self.read_ahead(&handle, offset, len).await {
+            // Whoever comes to those bytes is told.
+            tracing::debug!(%ino, %error, "could not read ahead");
+        }
         match read {
             Poll::Ready(read) => read,
             Poll::Pending => reading.await,

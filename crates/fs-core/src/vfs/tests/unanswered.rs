@@ -313,3 +313,20 @@ async fn a_failure_after_the_bytes_of_an_fsync_are_stored_is_told_by_close() {
     fsynced.expect("nothing was dirty");
     assert_eq!(vfs.flush(file.0, file.1).await.unwrap_err().kind, ErrorKind::Io);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_can_be_read_though_it_is_not_known_what_follows_them() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    write(&vfs, file, CHUNK_BYTES - (2 << 20), Dice(1).bytes(4 << 20)).await.unwrap();
+    unmount(vfs).await;
+    let vfs = world.mount().await;
+    let file = open(&vfs, "f").await;
+    for part in 0..16 {
+        let got = vfs.read(file.0, file.1, CHUNK_BYTES - (2 << 20) + (part << 17), 1 << 17).await;
+        assert_eq!(got.unwrap().len(), 1 << 17, "part {part}");
+        world.cluster(Cluster::Away(FOR_LONG));
+    }
+    assert_eq!(vfs.read(file.0, file.1, CHUNK_BYTES, 1 << 17).await.unwrap_err().kind, ErrorKind::Io);
+}

@@ -18,6 +18,7 @@ mod memory;
 mod outage;
 mod page_cache;
 mod programs;
+mod read_order;
 mod staging;
 mod suites;
 

@@ -4,6 +4,7 @@
 //! read once would push out what is read often. Who reads a block to its end takes it; the kernel has its bytes then.
 //! Room is claimed before a fetch begins, and who finds none does not read ahead. Blocks that one fetch brought lie in one
 //! buffer, so their room is free again when the last of them is gone. What nobody came for makes room after a while.
+//! Who reads backward, or leaves something out, *holds* blocks instead: they stay until that is dropped, however they are read.
 //!
 //! Room beyond the limit is borrowed from the budget of what is on its way to the store, and given back when that is
 //! wanted: the blocks are dropped, and their readers fetch them again.
@@ -11,7 +12,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -49,26 +50,67 @@ struct Waiting {
     room: Arc<Room>,
 }
 
-/// Room for the blocks of a fetch; held by each of them, and given back when it is dropped.
+/// Room for the blocks of a fetch; kept by each of them, and given back when it is dropped.
 #[derive(Debug)]
-pub(super) enum Room {
+pub(super) struct Room {
+    space: Space,
+    /// Whether who [holds](Held) the blocks has let them go, if somebody does.
+    let_go: Option<Arc<AtomicBool>>,
+}
+
+#[derive(Debug)]
+enum Space {
     Own { claimed: Arc<AtomicU64>, bytes: u64 },
     Borrowed(Loan),
 }
 
 impl Room {
     fn is_wanted_back(&self) -> bool {
-        match self {
-            Room::Own { .. } => false,
-            Room::Borrowed(loan) => loan.is_wanted_back(),
+        let by_lender = match &self.space {
+            Space::Own { .. } => false,
+            Space::Borrowed(loan) => loan.is_wanted_back(),
+        };
+        by_lender || self.let_go.as_ref().is_some_and(|let_go| let_go.load(Ordering::Relaxed))
+    }
+
+    /// Whether the blocks stay when they are read to their end.
+    pub(super) fn is_held(&self) -> bool {
+        self.let_go.is_some()
+    }
+
+    /// For blocks at `keys`, which stay until what is returned is dropped.
+    pub(super) fn hold(mut self, ahead: &Arc<Ahead>, keys: Vec<BlockKey>) -> (Room, Held) {
+        let let_go = Arc::default();
+        self.let_go = Some(Arc::clone(&let_go));
+        (self, Held { ahead: Arc::clone(ahead), keys, let_go })
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        if let Space::Own { claimed, bytes } = self {
+            claimed.fetch_sub(*bytes, Ordering::Relaxed);
         }
     }
 }
 
-impl Drop for Room {
+/// Keeps blocks that were fetched ahead of a reader, as far as their room is not wanted back, until it is dropped.
+#[derive(Debug)]
+pub struct Held {
+    ahead: Arc<Ahead>,
+    keys: Vec<BlockKey>,
+    let_go: Arc<AtomicBool>,
+}
+
+impl Drop for Held {
     fn drop(&mut self) {
-        if let Room::Own { claimed, bytes } = self {
-            claimed.fetch_sub(*bytes, Ordering::Relaxed);
+        let mut state = self.ahead.state.lock();
+        // What is on its way finds no room any more.
+        self.let_go.store(true, Ordering::Relaxed);
+        for key in &self.keys {
+            if state.blocks.get(key).is_some_and(|block| block.room.is_wanted_back()) {
+                state.remove(*key);
+            }
         }
     }
 }
@@ -80,10 +122,11 @@ impl Ahead {
         loop {
             if self.bytes_in_use() + bytes <= bytes_max {
                 self.claimed.fetch_add(bytes, Ordering::Relaxed);
-                return Some(Room::Own { claimed: Arc::clone(&self.claimed), bytes });
+                let space = Space::Own { claimed: Arc::clone(&self.claimed), bytes };
+                return Some(Room { space, let_go: None });
             }
             if let Some(loan) = lender.try_lend(bytes) {
-                return Some(Room::Borrowed(loan));
+                return Some(Room { space: Space::Borrowed(loan), let_go: None });
             }
             if !state.drop_stale() {
                 return None;
@@ -96,7 +139,7 @@ impl Ahead {
         let mut state = self.state.lock();
         let State { blocks, bytes, .. } = &mut *state;
         blocks.retain(|_, block| {
-            let stays = matches!(*block.room, Room::Own { .. });
+            let stays = matches!(block.room.space, Space::Own { .. });
             *bytes -= if stays { 0 } else { block.plain.len() as u64 };
             stays
         });
@@ -133,7 +176,7 @@ impl Ahead {
     }
 
     /// The block, if it is here and as long as expected. It is gone afterwards if it is read up to its end, which is
-    /// `read_to`.
+    /// `read_to`, and nobody holds it.
     pub(super) fn get(&self, key: BlockKey, plain_len: u32, read_to: u32) -> Option<Part> {
         let mut state = self.state.lock();
         let plain = state.blocks.get(&key)?.plain.clone();
@@ -141,14 +184,14 @@ impl Ahead {
             return None;
         }
         if read_to >= plain_len {
-            state.remove(key);
+            state.was_read(key);
         }
         Some(plain)
     }
 
     /// Somebody has read the block to its end.
     pub(super) fn was_read(&self, key: BlockKey) {
-        self.state.lock().remove(key);
+        self.state.lock().was_read(key);
     }
 
     /// Bytes of the blocks that are here or on their way, without those in borrowed room.
@@ -163,6 +206,12 @@ impl Ahead {
 }
 
 impl State {
+    fn was_read(&mut self, key: BlockKey) {
+        if self.blocks.get(&key).is_some_and(|block| !block.room.is_held()) {
+            self.remove(key);
+        }
+    }
+
     fn remove(&mut self, key: BlockKey) {
         if let Some(block) = self.blocks.remove(&key) {
             self.bytes -= block.plain.len() as u64;
@@ -218,6 +267,24 @@ mod tests {
         put(&ahead, 2, &room);
         ahead.was_read(key(2));
         assert_eq!((ahead.bytes(), ahead.has(key(2), LEN)), (0, false));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn blocks_that_are_held_stay_until_they_are_let_go() {
+        let ahead = Arc::new(Ahead::default());
+        let claimed = ahead.claim(2000, 2000, &Budget::new(0)).expect("there is some");
+        let (room, held) = claimed.hold(&ahead, vec![key(1), key(2)]);
+        let room = Arc::new(room);
+        put(&ahead, 1, &room);
+        assert!(ahead.get(key(1), LEN, LEN).is_some());
+        ahead.was_read(key(1));
+        assert!(ahead.has(key(1), LEN), "its first half is read later");
+        drop(held);
+        assert!(!ahead.has(key(1), LEN));
+        put(&ahead, 2, &room);
+        assert!(!ahead.has(key(2), LEN), "it came too late");
+        drop(room);
+        assert_eq!((ahead.bytes(), ahead.bytes_in_use()), (0, 0));
     }
 
     #[tokio::test(start_paused = true)]

@@ -44,6 +44,7 @@ use futures::stream::BoxStream;
 use object_store::ObjectStore;
 use uuid::Uuid;
 
+pub use ahead::Held;
 pub use block::is_zero;
 pub use budget::{Budget, BudgetGuard, Loan, Pressure};
 pub use disk_cache::remove_disk_cache;
@@ -436,6 +437,12 @@ impl Data {
     /// show when the bytes are read.
     pub fn prefetch(&self, ranges: &[ReadRange]) -> bool {
         self.reader.prefetch(ranges)
+    }
+
+    /// As [`Data::prefetch`], for who reads backward or leaves something out: what it brings stays in memory until what is
+    /// returned is dropped. Without it, blocks are gone when their last byte was read.
+    pub fn prefetch_held(&self, ranges: &[ReadRange]) -> Option<Held> {
+        self.reader.prefetch_held(ranges)
     }
 
     /// Bytes that [`Data::prefetch`] may hold now for all readers together, if nobody reads small files meanwhile.

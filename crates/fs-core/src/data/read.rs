@@ -20,7 +20,7 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::ahead::{Ahead, Room};
+use super::ahead::{Ahead, Held, Room};
 use super::around::{Around, Claim};
 use super::block::{self, Damage};
 use super::cache::{BlockKey, MemoryCache};
@@ -203,6 +203,20 @@ impl Reader {
 
     /// See [`super::Data::prefetch`].
     pub(super) fn prefetch(self: &Arc<Reader>, ranges: &[ReadRange]) -> bool {
+        let missing = self.not_here(ranges);
+        self.room_for(&missing).is_some_and(|room| self.bring_ahead(&missing, room))
+    }
+
+    /// See [`super::Data::prefetch_held`].
+    pub(super) fn prefetch_held(self: &Arc<Reader>, ranges: &[ReadRange]) -> Option<Held> {
+        let missing = self.not_here(ranges);
+        let keys = missing.iter().map(|wanted| wanted.key).collect();
+        let (room, held) = self.room_for(&missing)?.hold(&self.ahead, keys);
+        self.bring_ahead(&missing, room).then_some(held)
+    }
+
+    /// Blocks that are not in memory.
+    fn not_here(&self, ranges: &[ReadRange]) -> Vec<Wanted> {
         let mut missing: BTreeMap<BlockKey, Wanted> = BTreeMap::new();
         for range in ranges {
             // A record that cannot be is told to whoever reads it.
@@ -216,12 +230,20 @@ impl Reader {
                 }
             });
         }
-        let missing: Vec<Wanted> = missing.into_values().collect();
+        missing.into_values().collect()
+    }
+
+    fn room_for(&self, missing: &[Wanted]) -> Option<Room> {
         let bytes = missing.iter().map(|wanted| u64::from(wanted.plain_len)).sum();
-        let Some(bytes_max) = self.ahead_bytes_max() else { return false };
-        let room = self.ahead.claim(bytes, bytes_max, &self.options.memory);
-        let Some(room) = room.map(Arc::new) else { return false };
+        let bytes_max = self.ahead_bytes_max()?;
+        let room = self.ahead.claim(bytes, bytes_max, &self.options.memory)?;
         self.around.shrink(self.around_bytes_max());
+        Some(room)
+    }
+
+    /// Starts to fetch blocks (ascending by key) for which there is room; false if there is no turn for all of them.
+    fn bring_ahead(self: &Arc<Reader>, missing: &[Wanted], room: Room) -> bool {
+        let room = Arc::new(room);
         for part in missing.chunks(PREFETCH_BLOCKS) {
             let Some(turn) = self.prefetch_turn() else { return false };
             // Begun here and not in the task, so that the reader's next request finds them.
@@ -641,9 +663,10 @@ impl Reader {
         if !damaged.is_empty() {
             failed();
         }
-        let scattered =
-            matches!(purpose, Purpose::Read(ReadHint::Normal)) && body.len() as u64 <= SCATTERED_BYTES_MAX;
-        if scattered && !first.small {
+        let waited_for = matches!(purpose, Purpose::Read(ReadHint::Normal));
+        let ahead_of_stride = matches!(purpose, Purpose::Ahead(room) if room.is_held());
+        let scattered = (waited_for || ahead_of_stride) && body.len() as u64 <= SCATTERED_BYTES_MAX;
+        if scattered && waited_for && !first.small {
             self.scattered.fetched(pack);
         }
         if scattered || self.disk_keeps_all() {

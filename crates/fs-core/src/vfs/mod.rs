@@ -28,6 +28,7 @@ mod readahead;
 mod request;
 mod space;
 pub mod staging;
+mod strides;
 mod write;
 mod xattr;
 

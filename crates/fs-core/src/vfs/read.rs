@@ -11,7 +11,7 @@ use super::Vfs;
 use super::dirty::{PackedPart, Part};
 use super::handle::{FileHandle, InodeRef};
 use super::inode::{Chunk, within};
-use super::readahead::Share;
+use super::readahead::{Next, Share, Wish};
 use super::request::{AccessMode, Fh, Whence};
 use crate::data::{Pieces, Pressure, ReadHint, ReadRange, overlay};
 use crate::types::{CHUNK_BYTES, ChunkIndex, Error, ErrorKind, Ino, Result};
@@ -167,15 +167,39 @@ impl Vfs {
         Share { window_max, streams }
     }
 
-    /// Starts to fetch what a sequential reader will ask for.
+    /// Starts to fetch what a reader will ask for who goes through the file in some order.
     async fn read_ahead(&self, handle: &FileHandle, offset: u64, len: u64) -> Result<()> {
         let share = self.readahead_share();
-        let wish = handle.readahead.lock().advance(offset, len, share);
-        let Some(wish) = wish else { return Ok(()) };
+        let next = handle.readahead.lock().advance(offset, len, share);
+        match next {
+            None => Ok(()),
+            Some(Next::Window(wish)) => self.fetch_window(handle, &wish).await,
+            Some(Next::Slots(slots)) => self.fetch_slots(handle, &slots).await,
+        }
+    }
+
+    async fn fetch_slots(&self, handle: &FileHandle, slots: &[Range<u64>]) -> Result<()> {
+        for slot in slots {
+            let parts = self.resolve(&handle.inode, slot.start, slot.end - slot.start).await?;
+            let ranges = packed_ranges(&parts);
+            if ranges.is_empty() {
+                continue;
+            }
+            handle.read_ahead_of.get_or_init(|| Arc::clone(&self.readers_ahead));
+            let Some(held) = self.data.prefetch_held(&ranges) else {
+                handle.readahead.lock().strides().refused(slot);
+                break;
+            };
+            handle.readahead.lock().strides().fetched(slot, held);
+        }
+        Ok(())
+    }
+
+    async fn fetch_window(&self, handle: &FileHandle, wish: &Wish) -> Result<()> {
         let view = wish.view();
         let parts = self.resolve(&handle.inode, view.start, view.end - view.start).await?;
         let ends = if parts.is_empty() { Vec::new() } else { wish.fetches(&piece_ends(&parts, view.end)) };
-        handle.readahead.lock().asked(&wish, &ends);
+        handle.readahead.lock().asked(wish, &ends);
         let mut start = view.start;
         for end in &ends {
             let parts = self.resolve(&handle.inode, start, end - start).await?;

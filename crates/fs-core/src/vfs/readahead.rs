@@ -4,9 +4,13 @@
 //! file) and says which range to bring into the cache. The window doubles while the stream goes on. What one pack has of the
 //! file in one piece is fetched as one where the window allows, because stores are asked least so, and else in *units*
 //! which begin at multiples of their size. What one fetch brought is held until all of it has been read.
+//! Who does not read in order may be one of [strides](super::strides), which are asked first about what no stream expects.
 
 use std::collections::VecDeque;
 use std::ops::Range;
+
+use super::strides::Strides;
+use crate::data::Held;
 
 /// Streams that one handle is followed in.
 const STREAMS: usize = 4;
@@ -32,6 +36,7 @@ const SLACK_REQUESTS: u64 = 8;
 #[derive(Debug, Default)]
 pub(super) struct Readahead {
     streams: Vec<Stream>,
+    strides: Strides<Held>,
 }
 
 #[derive(Debug)]
@@ -60,6 +65,15 @@ pub(super) struct Share {
     pub(super) streams: usize,
 }
 
+/// What to fetch ahead of a reader.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Next {
+    /// See [`Readahead::asked`].
+    Window(Wish),
+    /// Along a stride, one by one: see [`Readahead::strides`].
+    Slots(Vec<Range<u64>>),
+}
+
 /// What a stream would have fetched, as far as its file's pieces allow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wish {
@@ -71,16 +85,34 @@ pub(super) struct Wish {
 }
 
 impl Readahead {
-    /// Notes a read and returns what there is room for to prefetch, if anything: see [`Readahead::asked`].
-    pub(super) fn advance(&mut self, offset: u64, len: u64, share: Share) -> Option<Wish> {
-        let window_max = share.window_max;
-        if window_max == 0 || len == 0 {
+    /// Notes a read and returns what there is room for to prefetch, if anything.
+    pub(super) fn advance(&mut self, offset: u64, len: u64, share: Share) -> Option<Next> {
+        if share.window_max == 0 || len == 0 {
             return None;
         }
         let end = offset + len;
-        let slack = SLACK.min(SLACK_REQUESTS * len);
-        let near = |s: &Stream| offset <= s.next + slack && end + slack > s.next;
-        let Some(index) = self.streams.iter().position(near) else {
+        if self.streams.iter().any(|stream| stream.window > 0 && stream.next == offset) {
+            self.strides.note(&(offset..end));
+        } else {
+            let near_stream =
+                self.streams.iter().any(|stream| stream.window > 0 && stream.is_near(offset, len));
+            if let Some(slots) = self.strides.advance(offset..end, share.window_max, near_stream) {
+                return Some(Next::Slots(slots));
+            }
+        }
+        self.go_on(offset, len, share).map(Next::Window)
+    }
+
+    /// Those who leave something out, or go backward.
+    pub(super) fn strides(&mut self) -> &mut Strides<Held> {
+        &mut self.strides
+    }
+
+    /// What a stream would have fetched after a read.
+    fn go_on(&mut self, offset: u64, len: u64, share: Share) -> Option<Wish> {
+        let window_max = share.window_max;
+        let end = offset + len;
+        let Some(index) = self.streams.iter().position(|stream| stream.is_near(offset, len)) else {
             if self.streams.len() == STREAMS {
                 self.streams.remove(0);
             }
@@ -114,8 +146,8 @@ impl Readahead {
         wish
     }
 
-    /// Of `wish`, which [`Readahead::advance`] returned, fetches are made that end at `ends` (ascending), the first of
-    /// which begins where the wish does.
+    /// Of the window `wish`, which [`Readahead::advance`] returned, fetches are made that end at `ends` (ascending), the
+    /// first of which begins where the wish does.
     pub(super) fn asked(&mut self, wish: &Wish, ends: &[u64]) {
         if let Some(stream) = self.streams.iter_mut().find(|stream| stream.ahead == wish.range.end) {
             stream.ends.extend(ends);
@@ -137,6 +169,11 @@ impl Readahead {
 }
 
 impl Stream {
+    fn is_near(&self, offset: u64, len: u64) -> bool {
+        let slack = SLACK.min(SLACK_REQUESTS * len);
+        offset <= self.next + slack && offset + len + slack > self.next
+    }
+
     fn go_on_to(&mut self, next: u64) {
         self.next = next;
         self.ahead = self.ahead.max(next);
@@ -224,7 +261,11 @@ mod tests {
 
         /// What is fetched when `len` bytes are read at `offset`.
         fn read(&mut self, offset: u64, len: u64) -> Vec<Range<u64>> {
-            let Some(wish) = self.readahead.advance(offset, len, self.share) else { return Vec::new() };
+            let wish = match self.readahead.advance(offset, len, self.share) {
+                None => return Vec::new(),
+                Some(Next::Window(wish)) => wish,
+                Some(Next::Slots(slots)) => return slots,
+            };
             let view = wish.view();
             let pieces = (view.start / self.piece + 1..).map(|index| index * self.piece);
             let pieces: Vec<u64> = pieces.take_while(|end| *end < view.end).collect();
@@ -360,20 +401,50 @@ mod tests {
         assert!(sizes.len() > 200 && sizes[2..].iter().all(|bytes| *bytes <= 2 * WINDOW_MIN), "{sizes:?}");
     }
 
+    /// Numbers below `limit` without equal steps between them.
+    fn scattered(count: usize, limit: u64) -> impl Iterator<Item = u64> {
+        let next = |last: &u64| Some(last.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+        std::iter::successors(Some(1), next).map(move |number: u64| (number >> 33) % limit).take(count)
+    }
+
     #[test]
     fn random_reads_fetch_nothing() {
         let mut file = File::of_pieces(8 * MIB, 16 * MIB);
-        for i in 1..100u64 {
-            assert_eq!(file.read(i * 7919 % 100 * (10 * MIB) + 4096, 4096), []);
+        for place in scattered(100, 100) {
+            assert_eq!(file.read(place * (10 * MIB) + 4096, 4096), []);
         }
     }
 
     #[test]
     fn small_reads_here_and_there_fetch_nothing() {
         let mut file = File::of_pieces(8 * MIB, 16 * MIB);
-        for i in 1..4000u64 {
-            assert_eq!(file.read(i * 7919 % (64 << 8) * 4096, 4096), []);
+        for place in scattered(4000, 64 << 8) {
+            assert_eq!(file.read((place + 1) * 4096, 4096), []);
         }
+    }
+
+    #[test]
+    fn a_stride_beside_a_stream_changes_nothing_for_it() {
+        let mut alone = File::of_pieces(8 * MIB, 16 * MIB);
+        let mut both = File::of_pieces(8 * MIB, 16 * MIB);
+        let mut backward = 0;
+        for i in 0..256u64 {
+            assert_eq!(both.read(i * 128 * KIB, 128 * KIB), alone.read(i * 128 * KIB, 128 * KIB), "at {i}");
+            backward += both.read((1 << 40) - i * 128 * KIB, 128 * KIB).len();
+        }
+        assert!(backward >= 32, "{backward}");
+    }
+
+    #[test]
+    fn who_turns_back_is_followed_both_ways() {
+        let mut file = File::of_pieces(1 << 40, 16 * MIB);
+        let mut fetched = |offsets: &mut dyn Iterator<Item = u64>| -> u64 {
+            let ranges = offsets.flat_map(|offset| file.read(offset * MIB, MIB));
+            ranges.map(|range| range.end - range.start).sum()
+        };
+        assert!(fetched(&mut (0..64)) >= 64 * MIB);
+        assert!(fetched(&mut (0..64).rev()) >= 50 * MIB);
+        assert!(fetched(&mut (0..64)) >= 50 * MIB);
     }
 
     #[test]

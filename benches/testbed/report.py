@@ -87,7 +87,8 @@ def markdown(facts: list[dict[str, Any]], results: list[Result], describe: dict[
 def _summary(found: list[Table]) -> list[str]:
     """A line a phase: the first target, and how many times faster it is than the second, the best of the others, the disk."""
     lines: list[str] = []
-    for table in found:
+    # What needs no store compares engines, in a table of its own.
+    for table in (table for table in found if table.platform != "here"):
         second = next((name for name in table.targets() if name not in (table.base, *APART)), None)
         for name, by_target in table.phases.items():
             if table.base not in by_target:

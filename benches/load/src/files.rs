@@ -75,8 +75,8 @@ pub(crate) fn write(args: &FilesArgs) -> Result<Value> {
     for dir in 0..args.dirs {
         fs::create_dir_all(args.dir.join(format!("d{dir:04}")))?;
     }
-    let took = parallel::run(args.threads, |thread| {
-        let mut pattern = Pattern::new(args.content);
+    let prepare = || Pattern::new(args.content);
+    let took = parallel::run(args.threads, prepare, |thread, mut pattern| {
         for (number, path) in args.of_thread(thread) {
             let mut file = fs::File::create(&path).with_context(|| format!("{}", path.display()))?;
             pattern.for_each_piece(number, args.size, |piece| Ok(file.write_all(piece)?))?;
@@ -88,9 +88,8 @@ pub(crate) fn write(args: &FilesArgs) -> Result<Value> {
 
 /// Reads all files; what differs from what `write` wrote is an error.
 pub(crate) fn read(args: &FilesArgs) -> Result<Value> {
-    let took = parallel::run(args.threads, |thread| {
-        let mut pattern = Pattern::new(args.content);
-        let mut buffer = vec![0; REQUEST];
+    let prepare = || (Pattern::new(args.content), vec![0; REQUEST]);
+    let took = parallel::run(args.threads, prepare, |thread, (mut pattern, mut buffer)| {
         for (number, path) in args.of_thread(thread) {
             let mut file = fs::File::open(&path).with_context(|| format!("{}", path.display()))?;
             pattern.for_each_piece(number, args.size, |piece| {

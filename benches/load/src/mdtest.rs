@@ -34,14 +34,18 @@ pub(crate) fn run(dir: &Path, items: u32, threads: u32) -> Result<Value> {
     }
     let mut rates = Map::new();
     for (name, operation, prefix) in PHASES {
-        let took = parallel::run(threads, |thread| {
-            let base = own(thread);
-            for item in 0..items {
-                let path = base.join(format!("{prefix}{item:07}"));
-                operation(&path).with_context(|| format!("{name} {}", path.display()))?;
-            }
-            Ok(())
-        })?;
+        let took = parallel::run(
+            threads,
+            || (),
+            |thread, ()| {
+                let base = own(thread);
+                for item in 0..items {
+                    let path = base.join(format!("{prefix}{item:07}"));
+                    operation(&path).with_context(|| format!("{name} {}", path.display()))?;
+                }
+                Ok(())
+            },
+        )?;
         let rate = parallel::rate(u64::from(items) * u64::from(threads), took);
         rates.insert((*name).to_owned(), json!(rate));
     }

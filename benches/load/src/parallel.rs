@@ -5,17 +5,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-/// Runs `work(thread)` on `threads` threads; the time from the first one's beginning to the last one's end.
-pub(crate) fn run(threads: u32, work: impl Fn(u32) -> Result<()> + Sync) -> Result<Duration> {
+/// Runs `work(thread, prepare())` on `threads` threads; the time from the first one's beginning of its work to the last
+/// one's end.
+pub(crate) fn run<T>(
+    threads: u32,
+    prepare: impl Fn() -> T + Sync,
+    work: impl Fn(u32, T) -> Result<()> + Sync,
+) -> Result<Duration> {
     let barrier = Barrier::new(threads as usize);
     let spans = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|thread| {
-                let (barrier, work) = (&barrier, &work);
+                let (barrier, prepare, work) = (&barrier, &prepare, &work);
                 scope.spawn(move || {
+                    let prepared = prepare();
                     barrier.wait();
                     let begin = Instant::now();
-                    work(thread).map(|()| (begin, Instant::now()))
+                    work(thread, prepared).map(|()| (begin, Instant::now()))
                 })
             })
             .collect();

@@ -1,6 +1,7 @@
 """What is measured. A target is one small file: it makes a volume, mounts it, and unmounts it when all is stored."""
 
 import importlib
+import json
 import os
 import pkgutil
 import shutil
@@ -99,16 +100,17 @@ class Target:
         drop_caches()
         self.server.warm(self.bucket)
 
-    def write(self, files: Files, threads: int) -> Callable[[], None]:
-        """Prepares to write files, unmeasured; the result writes them."""
+    def write(self, files: Files, threads: int) -> Callable[[], float | None]:
+        """Prepares to write files, unmeasured; the result writes them, and tells the seconds if it times itself."""
         return lambda: self._load("write", files, threads)
 
-    def read(self, files: Files, threads: int) -> Callable[[], None]:
-        """Prepares to read and check the files of `write`; the result does it."""
+    def read(self, files: Files, threads: int) -> Callable[[], float | None]:
+        """Prepares to read and check the files of `write`; the result does it, and tells the same."""
         return lambda: self._load("read", files, threads)
 
-    def _load(self, command: str, files: Files, threads: int) -> None:
-        sh(self.options.load, command, self.mount_point / "files", *files.args(), "--threads", threads)
+    def _load(self, command: str, files: Files, threads: int) -> float:
+        report = sh(self.options.load, command, self.mount_point / "files", *files.args(), "--threads", threads)
+        return json.loads(report)["secs"]
 
     def groups(self) -> list[Group]:
         """All processes whose CPU and memory are the target's."""

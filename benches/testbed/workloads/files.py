@@ -10,12 +10,12 @@ GIB = 1 << 30
 def written_and_read(run: Run, files: Files, threads: int, item: str = "") -> None:
     """Writes until all is stored; reads and checks cold."""
     work = run.target.write(files, threads)
-    with run.phase("write", files.count, item, files.bytes, until_unmounted=True):
-        work()
+    with run.phase("write", files.count, item, files.bytes, until_unmounted=True) as phase:
+        phase.seconds = work() or 0
     work = run.target.read(files, threads)
     run.go_cold()
-    with run.phase("read", files.count, item, files.bytes):
-        work()
+    with run.phase("read", files.count, item, files.bytes) as phase:
+        phase.seconds = work() or 0
 
 
 @workload

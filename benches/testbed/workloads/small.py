@@ -48,12 +48,12 @@ def fio4k(run: Run) -> None:
     run.target.unmount()
     run.go_cold()
     # Others than those that were read.
-    with run.phase("write until stored", count, "operation", until_unmounted=True):
-        _fio(run, "randwrite", 2, size, count, "--end_fsync=1")
+    with run.phase("write until stored", count, "operation", until_unmounted=True) as phase:
+        phase.seconds = _fio(run, "randwrite", 2, size, count, "--end_fsync=1")
 
 
 def _fio(run: Run, kind: str, seed: int, size: int, count: int, *more: str) -> float:
-    """Runs fio on the file that rfs-load wrote; the seconds that its job took, without the program's own start."""
+    """Runs fio on the file that rfs-load wrote; the seconds that its job took (with its fsync), without the program's own start."""
     report = sh("fio", "--name=bench", f"--filename={run.target.mount_point}/files/d0000/f000000", f"--rw={kind}", "--bs=4k",
                 f"--size={size}", f"--io_size={count * 4096}", "--ioengine=psync", "--fadvise_hint=random", f"--randseed={seed}",
                 "--output-format=json", *more)

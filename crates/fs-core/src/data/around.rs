@@ -4,8 +4,10 @@
 //! reads of small runs follow each other, or most of them fall into one pack, a fetch brings a whole *window*: what comes
 //! next in the pack, up to what was brought already, so that many readers who go through a pack side by side fetch each
 //! byte once. Windows begin at 256 KiB and double, up to a limit, while what they bring is read; they become smaller
-//! where it is not. A window that is half read has the next one fetched. A window that is still on the way is waited for,
-//! and one that is being read makes no room for others: where memory is short, the others are smaller or none.
+//! where it is not. A window that is half read has the next one fetched; while there is much room, one that follows such a
+//! window has it fetched as soon as it is come to, since it takes longer to bring twice the bytes than to read half of
+//! these. A window that is still on the way is waited for, and one that is being read makes no room for others: where
+//! memory is short, the others are smaller or none.
 //!
 //! Windows hold stored bytes that nobody has checked: a reader checks what it takes, as if it came from the store. They
 //! are kept in pieces, and a piece that was read is dropped: readers who are far apart hold up no more than they need.
@@ -49,6 +51,8 @@ const TINY_DENSE: usize = 8;
 const ALIVE_READS: u64 = 512;
 /// A window that nobody came for in this time gives up its room, where that is needed for something else.
 const STALE_AFTER: Duration = Duration::from_secs(5);
+/// While windows hold less than one part in so many of their memory, there is much room.
+const ROOMY_PART: u64 = 8;
 /// For so many windows after one that was fetched for nothing, only reads that follow others open one.
 const DOUBTS: u32 = 16;
 
@@ -217,8 +221,12 @@ impl Around {
         }
         let mut state = self.state.lock();
         let reads = state.note(pack, range);
+        let is_roomy = state.held() < memory_bytes / ROOMY_PART;
         let (start, bytes) = match state.first_absent(pack, range) {
-            None => (state.next(pack, range.end)?, state.bytes.clamp(FIRST_BYTES, bytes_max)),
+            None => {
+                let (next, bytes) = state.next(pack, range.end, is_roomy)?;
+                (next, bytes.clamp(FIRST_BYTES, bytes_max))
+            }
             Some(at) => match reads {
                 Reads::Scattered => return None,
                 Reads::Following => (at, state.bytes.clamp(FIRST_BYTES, bytes_max)),
@@ -353,12 +361,23 @@ impl State {
         None
     }
 
-    /// Where the next window begins, if the one that ends at or after `end` is half read and nothing comes after it.
-    fn next(&self, pack: PackId, end: u64) -> Option<u64> {
+    /// Where the next window begins and how long it is, if nothing comes yet after the one with the byte before `end` and
+    /// this is half read, or is come to by who goes on from one that was.
+    fn next(&self, pack: PackId, end: u64, is_roomy: bool) -> Option<(u64, u64)> {
         let window = &self.windows[self.index_of(pack, end - 1)?];
-        let half_read = window.taken >= window.len() / 2;
         let next = window.range.end;
-        (half_read && !window.is_last && self.index_of(pack, next).is_none()).then_some(next)
+        if window.is_last || self.index_of(pack, next).is_some() {
+            return None;
+        }
+        let start = window.range.start;
+        let goes_on = || self.windows_of(pack).any(|before| before.range.end == start && before.proven);
+        if window.taken >= window.len() / 2 {
+            Some((next, self.bytes))
+        } else if is_roomy && goes_on() {
+            Some((next, 2 * window.len()))
+        } else {
+            None
+        }
     }
 
     /// The range, out of one window or of several that follow each other; notes that it was taken.
@@ -528,6 +547,30 @@ mod tests {
         let total: u64 = fetched.iter().sum();
         assert!(total <= (64 << 20) + (8 << 20), "little is fetched twice or for nothing: {total}");
         assert!(held(&around) <= 10 << 20, "what was read is gone");
+    }
+
+    #[test]
+    fn the_next_window_is_asked_for_when_one_is_begun_or_where_memory_is_short_when_it_is_half_read() {
+        // Which file was read when a window was asked for, and which one it begins and ends with.
+        let windows = |memory_bytes: u64| -> Vec<(u64, Range<u64>)> {
+            let around = around(1 << 20);
+            let asked = (0..512).filter_map(|file| {
+                let range = file * FILE..(file + 1) * FILE;
+                let claim = around.extend(PACK, &range, memory_bytes);
+                let window = claim.as_ref().map(|claim| claim.range.start / FILE..claim.range.end / FILE);
+                claim.map(|claim| filled(claim, u64::MAX));
+                get(&around, PACK, range);
+                Some((file, window?))
+            });
+            asked.collect()
+        };
+        let roomy = windows(MEMORY);
+        assert!(roomy.len() > 30);
+        assert!(roomy.windows(2).skip(1).all(|pair| pair[1].0 == pair[0].1.start), "{roomy:?}");
+        let short = windows(4 << 20);
+        let half_read =
+            |(_, window): &(u64, Range<u64>)| window.start + (window.end - window.start).div_ceil(2);
+        assert!(short.windows(2).skip(6).all(|pair| pair[1].0 == half_read(&pair[0])), "{short:?}");
     }
 
     #[test]

@@ -162,6 +162,11 @@ pub(super) fn decode(stored: &Bytes, block: &Block, plain_len: u32) -> Result<By
 /// Decompresses a block that is not raw; `plain` is as long as its plain bytes.
 pub(super) fn decode_into(stored: &[u8], block: &Block, plain: &mut [u8]) -> Result<(), Damage> {
     check(stored, block)?;
+    decompress(stored, plain)
+}
+
+/// Decompresses stored bytes that have been checked; `plain` is as long as the block's plain bytes.
+pub(super) fn decompress(stored: &[u8], plain: &mut [u8]) -> Result<(), Damage> {
     match decompress_into(stored, plain) {
         Ok(len) if len == plain.len() => Ok(()),
         _ => Err(Damage::Codec),

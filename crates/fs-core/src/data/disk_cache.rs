@@ -7,13 +7,8 @@
 //!
 //! The files together never exceed the limit, and the last tenth of the disk is left to others: they get back what they
 //! need of it, the oldest segments first. Dropping a segment first moves out what was read from it since, at most
-//! a quarter of a segment. Blocks are stored as in their pack:
-//!
-//! ```text
-//! segment header, 32 bytes: "RFSCACH1", volume uuid, XXH3-64 of the 24 bytes before
-//! entry header, 32 bytes:   pack id, offset in the pack (4), length (4), XXH3-64 of the block, XXH3-64 of the 24 bytes before
-//! the block
-//! ```
+//! a quarter of a segment. A segment is a header of 32 bytes ("RFSCACH2", volume uuid, XXH3-64 of the 24 bytes before) and
+//! [entries](entry), whose blocks are stored as in their pack and can be read in part.
 //!
 //! What the kernel has in memory is read on the caller's thread. Where it has not, the disk is read in *windows*: a disk
 //! brings a MiB in about the time of sixteen single blocks, and what was written together is often read together. As
@@ -26,6 +21,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
 use std::mem;
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,12 +38,13 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::cache::BlockKey;
 use super::{Admission, DiskCacheOptions};
-use crate::types::{Error, ErrorKind, PackId, Result};
+use crate::types::{Error, ErrorKind, Result};
 
-const MAGIC: &[u8; 8] = b"RFSCACH1";
+mod entry;
+
+const MAGIC: &[u8; 8] = b"RFSCACH2";
 const HEADER_LEN: usize = 32;
 const HEADER_BYTES: u64 = HEADER_LEN as u64;
-const ENTRY_HEADER_BYTES: usize = 32;
 const SEGMENT_BYTES_MAX: u64 = 32 << 20;
 const LOCK_NAME: &str = "LOCK";
 /// Blocks of a cache that nobody asked for: an entry of the index takes some 70 bytes of memory.
@@ -128,12 +125,6 @@ struct Place {
     len: u32,
     /// Read since it was written (or moved).
     used: bool,
-}
-
-impl Place {
-    fn bytes(&self) -> usize {
-        ENTRY_HEADER_BYTES + self.len as usize
-    }
 }
 
 #[derive(Debug)]
@@ -222,23 +213,30 @@ impl DiskCache {
         &self.dir
     }
 
-    /// The stored bytes of a block, whose XXH3-64 is `checksum`, if the kernel has them in memory.
-    pub(super) fn get_now(&self, key: BlockKey, checksum: u64) -> Now {
+    /// The stored bytes at `range` of a block, whose XXH3-64 is `checksum`, if the kernel has them in memory.
+    pub(super) fn get_now(&self, key: BlockKey, checksum: u64, range: Range<u32>) -> Now {
         let Some((file, place)) = self.find(key) else { return Now::Absent };
-        let mut bytes = vec![0; place.bytes()];
-        if !read_in_memory(&file, &mut bytes, place.offset) {
-            return Now::OnDisk;
+        if range.end > place.len {
+            return Now::Absent;
         }
-        self.shared.earn();
-        match self.checked(key, bytes, Some(checksum)) {
-            Some(stored) => Now::Here(stored),
-            None => Now::Absent,
+        let read = |bytes: &mut [u8], offset| read_in_memory(&file, bytes, offset);
+        match read_range(key, place, Some(checksum), range, read) {
+            Read::Sound(stored) => {
+                self.shared.earn();
+                Now::Here(stored)
+            }
+            Read::Damaged => {
+                self.drop_damaged(key);
+                Now::Absent
+            }
+            Read::Not => Now::OnDisk,
         }
     }
 
-    /// The stored bytes of each block that is here and undamaged. Reads files: not for an async thread.
-    pub(super) fn get(&self, keys: &[BlockKey]) -> Vec<Option<Bytes>> {
-        keys.iter().map(|key| self.get_one(*key)).collect()
+    /// The stored bytes of each block, given with its XXH3-64, that is here and undamaged. Reads files: not for an
+    /// async thread.
+    pub(super) fn get(&self, blocks: &[(BlockKey, u64)]) -> Vec<Option<Bytes>> {
+        blocks.iter().map(|(key, checksum)| self.get_one(*key, *checksum)).collect()
     }
 
     /// Whether any of the blocks is here, without reading.
@@ -292,15 +290,19 @@ impl DiskCache {
         }
     }
 
-    fn get_one(&self, key: BlockKey) -> Option<Bytes> {
+    fn get_one(&self, key: BlockKey, checksum: u64) -> Option<Bytes> {
         let (file, place) = self.find(key)?;
         if self.shared.pay_for_window() {
             read_ahead(&file, place.offset - place.offset % WINDOW_BYTES);
         }
-        let mut bytes = vec![0; place.bytes()];
-        // A file that is too short fails the check.
-        let _ = file.read_exact_at(&mut bytes, place.offset);
-        self.checked(key, bytes, None)
+        match read_whole(&file, key, place, Some(checksum)) {
+            Read::Sound(stored) => Some(stored),
+            // A file that is too short is damaged as well.
+            Read::Damaged | Read::Not => {
+                self.drop_damaged(key);
+                None
+            }
+        }
     }
 
     fn find(&self, key: BlockKey) -> Option<(Arc<File>, Place)> {
@@ -311,14 +313,9 @@ impl DiskCache {
         Some((Arc::clone(&index.segments.get(&place.segment)?.file), place))
     }
 
-    /// The block out of its entry, if it is that block's and undamaged, and has the checksum, if one is given.
-    fn checked(&self, key: BlockKey, entry: Vec<u8>, checksum: Option<u64>) -> Option<Bytes> {
-        let stored = checked_entry(key, entry, checksum);
-        if stored.is_none() {
-            tracing::debug!(pack = %key.0, offset = key.1, "damaged entry in the disk cache");
-            self.forget(key);
-        }
-        stored
+    fn drop_damaged(&self, key: BlockKey) {
+        tracing::debug!(pack = %key.0, offset = key.1, "damaged entry in the disk cache");
+        self.forget(key);
     }
 
     #[cfg(test)]
@@ -428,38 +425,38 @@ impl Writer {
 
     /// Writes one block, and moves what was read from the segments that made room for it as far as there is room.
     fn append(&mut self, key: BlockKey, stored: &[u8]) -> io::Result<()> {
-        let entry_bytes = |stored: &[u8]| (ENTRY_HEADER_BYTES + stored.len()) as u64;
-        if HEADER_BYTES + entry_bytes(stored) > self.segment_bytes {
+        let entry = entry::encode(key, stored);
+        let bytes = entry.len() as u64;
+        if HEADER_BYTES + bytes > self.segment_bytes {
             return Ok(());
         }
-        self.unlooked_bytes = self.unlooked_bytes.saturating_add(entry_bytes(stored));
+        self.unlooked_bytes = self.unlooked_bytes.saturating_add(bytes);
         if self.unlooked_bytes > LOOK_BYTES && !self.leave_reserve()? {
             return Ok(());
         }
-        let survivors = self.make_room(HEADER_BYTES + entry_bytes(stored))?;
-        self.write_entry(key, stored, entry_bytes(stored))?;
+        let survivors = self.make_room(HEADER_BYTES + bytes)?;
+        self.write_entry(key, &entry, stored.len())?;
         for (key, stored) in survivors {
-            if self.total_bytes + HEADER_BYTES + entry_bytes(&stored) > self.bytes_max {
+            let entry = entry::encode(key, &stored);
+            if self.total_bytes + HEADER_BYTES + entry.len() as u64 > self.bytes_max {
                 break;
             }
-            self.write_entry(key, &stored, entry_bytes(&stored))?;
+            self.write_entry(key, &entry, stored.len())?;
         }
         Ok(())
     }
 
-    /// Writes one block; there is room for it and for the header of a new segment.
-    fn write_entry(&mut self, key: BlockKey, stored: &[u8], entry_bytes: u64) -> io::Result<()> {
+    /// Writes one block's entry; there is room for it and for the header of a new segment.
+    fn write_entry(&mut self, key: BlockKey, entry: &[u8], block_len: usize) -> io::Result<()> {
+        let entry_bytes = entry.len() as u64;
         let (number, file, offset) = self.segment_for(entry_bytes)?;
-        let mut bytes = Vec::with_capacity(ENTRY_HEADER_BYTES + stored.len());
-        bytes.extend_from_slice(&entry_header(key, stored, xxh3_64(stored)));
-        bytes.extend_from_slice(stored);
-        if let Err(error) = file.write_all_at(&bytes, offset) {
+        if let Err(error) = file.write_all_at(entry, offset) {
             // The limit counts what is on disk; nothing is written after this.
             let _ = file.set_len(offset);
             return Err(error);
         }
         self.add_bytes(entry_bytes);
-        let len = u32::try_from(stored.len()).map_err(io::Error::other)?;
+        let len = u32::try_from(block_len).map_err(io::Error::other)?;
         let mut index = self.shared.index.lock();
         if let Some(segment) = index.segments.get_mut(&number) {
             segment.len += entry_bytes;
@@ -585,9 +582,9 @@ impl Writer {
         }
         let mut found = Vec::new();
         let mut offset = HEADER_BYTES;
-        while let Some((key, len)) = scan_entry(&file, offset, file_len) {
+        while let Some((key, len)) = entry::scan(&file, offset, file_len) {
             found.push((key, Place { segment: number, offset, len, used: false }));
-            offset += ENTRY_HEADER_BYTES as u64 + u64::from(len);
+            offset += entry::entry_bytes(len);
         }
         if offset < file_len {
             file.set_len(offset)?;
@@ -633,41 +630,40 @@ fn segment_header(volume: Uuid) -> [u8; HEADER_LEN] {
     header
 }
 
-fn entry_header(key: BlockKey, stored: &[u8], checksum: u64) -> [u8; ENTRY_HEADER_BYTES] {
-    let mut header = [0; ENTRY_HEADER_BYTES];
-    let len = u32::try_from(stored.len()).expect("a block is no longer than a chunk");
-    header[..8].copy_from_slice(&key.0.0.to_le_bytes());
-    header[8..12].copy_from_slice(&key.1.to_le_bytes());
-    header[12..16].copy_from_slice(&len.to_le_bytes());
-    header[16..24].copy_from_slice(&checksum.to_le_bytes());
-    let sum = xxh3_64(&header[..24]);
-    header[24..].copy_from_slice(&sum.to_le_bytes());
-    header
+/// What reading stored bytes of a block came to.
+enum Read {
+    Sound(Bytes),
+    /// They are another's, or changed.
+    Damaged,
+    Not,
 }
 
-/// The entry at `offset`, if its header is sound and its block lies within the file.
-fn scan_entry(file: &File, offset: u64, file_len: u64) -> Option<(BlockKey, u32)> {
-    let mut header = [0; ENTRY_HEADER_BYTES];
-    file.read_exact_at(&mut header, offset).ok()?;
-    let (fields, sum) = header.split_at(24);
-    if sum != xxh3_64(fields).to_le_bytes() {
-        return None;
+/// The bytes at `range` of a block, by `read`, which fills a buffer from an offset on and says whether it could.
+fn read_range(
+    key: BlockKey,
+    place: Place,
+    checksum: Option<u64>,
+    range: Range<u32>,
+    read: impl Fn(&mut [u8], u64) -> bool,
+) -> Read {
+    let pages = entry::pages_of(&range, place.len);
+    let mut head = vec![0; entry::head_bytes(place.len)];
+    let mut bytes = vec![0; pages.len()];
+    let block_at = place.offset + head.len() as u64;
+    if !read(&mut head, place.offset) || !read(&mut bytes, block_at + u64::from(pages.start)) {
+        return Read::Not;
     }
-    let (pack, rest) = fields.split_first_chunk()?;
-    let (pack_offset, rest) = rest.split_first_chunk()?;
-    let (len, _) = rest.split_first_chunk()?;
-    let len = u32::from_le_bytes(*len);
-    let end = offset + ENTRY_HEADER_BYTES as u64 + u64::from(len);
-    (end <= file_len).then_some(((PackId(u64::from_le_bytes(*pack)), u32::from_le_bytes(*pack_offset)), len))
+    if !entry::is_sound(&head, (key, place.len, checksum), &pages, &bytes) {
+        return Read::Damaged;
+    }
+    let from = (range.start - pages.start) as usize;
+    Read::Sound(Bytes::from(bytes).slice(from..from + range.len()))
 }
 
-/// The block out of an entry, if it is that block's and undamaged, and has the checksum, if one is given.
-fn checked_entry(key: BlockKey, entry: Vec<u8>, checksum: Option<u64>) -> Option<Bytes> {
-    let entry = Bytes::from(entry);
-    let stored = entry.slice(ENTRY_HEADER_BYTES..);
-    let found = xxh3_64(&stored);
-    let sound = entry[..ENTRY_HEADER_BYTES] == entry_header(key, &stored, found);
-    (sound && checksum.is_none_or(|wanted| wanted == found)).then_some(stored)
+/// All of a block. Waits for the disk.
+fn read_whole(file: &File, key: BlockKey, place: Place, checksum: Option<u64>) -> Read {
+    let read = |bytes: &mut [u8], offset| file.read_exact_at(bytes, offset).is_ok();
+    read_range(key, place, checksum, 0..place.len, read)
 }
 
 /// Fills `bytes` from the file if the kernel has all of them in memory.
@@ -730,14 +726,13 @@ fn read_survivors(file: &File, used: &[(BlockKey, Place)], bytes_max: u64) -> Ve
     let mut survivors = Vec::new();
     // The last written first: what does not fit is the oldest.
     for (key, place) in used.iter().rev() {
-        let bytes = ENTRY_HEADER_BYTES as u64 + u64::from(place.len);
+        let bytes = entry::entry_bytes(place.len);
         if bytes > left {
             break;
         }
         left -= bytes;
-        let mut entry = vec![0; place.bytes()];
-        if file.read_exact_at(&mut entry, place.offset).is_ok() {
-            survivors.extend(checked_entry(*key, entry, None).map(|stored| (*key, stored)));
+        if let Read::Sound(stored) = read_whole(file, *key, *place, None) {
+            survivors.push((*key, stored));
         }
     }
     survivors.reverse();

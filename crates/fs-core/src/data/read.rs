@@ -18,7 +18,7 @@ use futures::future::{self, BoxFuture, FutureExt, Shared, WeakShared};
 use futures::stream::{self, StreamExt};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
 use super::ahead::{Ahead, Held, Room};
 use super::around::{Around, Claim};
@@ -74,6 +74,28 @@ impl Wanted {
     fn stored(&self) -> Range<u64> {
         let start = u64::from(self.key.1);
         start..start + u64::from(self.block.stored_len)
+    }
+}
+
+/// Plain bytes of a block that were found, from `at` on.
+#[derive(Debug)]
+struct Here {
+    at: u32,
+    plain: Part,
+}
+
+impl Here {
+    fn all(plain: Part) -> Here {
+        Here { at: 0, plain }
+    }
+
+    fn has(&self, part: &Range<u32>) -> bool {
+        self.at <= part.start && (part.end - self.at) as usize <= self.plain.len()
+    }
+
+    /// The bytes at `part` of the block, which are among these.
+    fn part(&self, part: &Range<u32>) -> Part {
+        self.plain.part((part.start - self.at) as usize..(part.end - self.at) as usize)
     }
 }
 
@@ -158,22 +180,26 @@ impl Reader {
         ranges: &[ReadRange],
         hint: ReadHint,
     ) -> Result<Vec<Pieces>> {
-        let mut here: HashMap<BlockKey, Part> = HashMap::new();
+        let mut here: HashMap<BlockKey, Here> = HashMap::new();
         let mut missing: BTreeMap<BlockKey, Wanted> = BTreeMap::new();
         // A read that takes long would hold up others that come to the same thread.
         let is_short = ranges.iter().map(|range| u64::from(range.len)).sum::<u64>() <= SHORT_BYTES_MAX;
         for range in ranges {
             for_blocks(&range.run, range.bytes(), |wanted, part| {
-                if here.contains_key(&wanted.key) || missing.contains_key(&wanted.key) {
-                    return;
-                }
+                // Where other bytes of the block are here, all of it serves both.
+                let part = match here.get(&wanted.key) {
+                    Some(others) if others.has(&part) => return,
+                    Some(_) => 0..wanted.plain_len,
+                    None if missing.contains_key(&wanted.key) => return,
+                    None => part,
+                };
                 let plain = self.memory.get(wanted.key, wanted.plain_len).map(Part::all);
                 if let Some(plain) = plain.or_else(|| self.ahead.get(wanted.key, wanted.plain_len, part.end))
                 {
                     self.counters.add(|counters| &counters.memory_hits, 1);
-                    here.insert(wanted.key, plain);
-                } else if is_short && let Some(plain) = self.ask_disk_now(&wanted, &part, hint) {
-                    here.insert(wanted.key, plain);
+                    here.insert(wanted.key, Here::all(plain));
+                } else if is_short && let Some(found) = self.ask_disk_now(&wanted, &part, hint) {
+                    here.insert(wanted.key, found);
                 } else {
                     missing.insert(wanted.key, wanted);
                 }
@@ -189,12 +215,11 @@ impl Reader {
         for range in ranges {
             let mut pieces = Pieces::default();
             for_blocks(&range.run, range.bytes(), |wanted, part| {
-                let plain = &here[&wanted.key];
                 // It may have come with a fetch ahead of somebody, who is us.
                 if fetched && part.end == wanted.plain_len {
                     self.ahead.was_read(wanted.key);
                 }
-                pieces.push_part(plain.part(part.start as usize..part.end as usize));
+                pieces.push_part(here[&wanted.key].part(&part));
             })?;
             read.push(pieces);
         }
@@ -234,7 +259,11 @@ impl Reader {
     }
 
     fn room_for(&self, missing: &[Wanted]) -> Option<Room> {
-        let bytes = missing.iter().map(|wanted| u64::from(wanted.plain_len)).sum();
+        self.claim(missing.iter().map(|wanted| u64::from(wanted.plain_len)).sum())
+    }
+
+    /// Room for bytes that nobody waits for yet.
+    fn claim(&self, bytes: u64) -> Option<Room> {
         let bytes_max = self.ahead_bytes_max()?;
         let room = self.ahead.claim(bytes, bytes_max, &self.options.memory)?;
         self.around.shrink(self.around_bytes_max());
@@ -318,14 +347,14 @@ impl Reader {
         self: &Arc<Reader>,
         missing: &[Wanted],
         hint: ReadHint,
-        here: &mut HashMap<BlockKey, Part>,
+        here: &mut HashMap<BlockKey, Here>,
     ) -> Result<()> {
         let purpose = Purpose::Read(hint);
         let mut remote = Vec::with_capacity(missing.len());
         for wanted in missing {
             match self.ask_packs(wanted) {
                 Some(Ok(plain)) => {
-                    here.insert(wanted.key, self.keep(wanted, Part::all(plain), &purpose));
+                    here.insert(wanted.key, Here::all(self.keep(wanted, Part::all(plain), &purpose)));
                 }
                 Some(Err(failure)) => return Err(failure.into()),
                 None => remote.push(*wanted),
@@ -339,7 +368,7 @@ impl Reader {
         for (wanted, owner) in remote.iter().zip(owners) {
             match fetched[owner].get(&wanted.key.1) {
                 Some(Ok(plain)) if plain.len() == wanted.plain_len as usize => {
-                    here.insert(wanted.key, plain.clone());
+                    here.insert(wanted.key, Here::all(plain.clone()));
                 }
                 Some(Err(failure)) => return Err(failure.clone().into()),
                 Some(Ok(_)) | None => return Err(contradiction(wanted.key.0).into()),
@@ -439,27 +468,28 @@ impl Reader {
         missing
     }
 
-    /// A block that the disk cache has, if that needs no waiting.
-    fn ask_disk_now(&self, wanted: &Wanted, part: &Range<u32>, hint: ReadHint) -> Option<Part> {
+    /// Bytes of a block, if the disk cache has them and that needs no waiting.
+    fn ask_disk_now(&self, wanted: &Wanted, part: &Range<u32>, hint: ReadHint) -> Option<Here> {
         let disk = self.disk.as_ref()?;
-        let Now::Here(stored) = disk.get_now(wanted.key, wanted.block.checksum) else { return None };
-        let plain = if wanted.block.raw {
-            Some(stored).filter(|stored| stored.len() == wanted.plain_len as usize)
+        let Block { stored_len, raw, checksum } = wanted.block;
+        // Of a compressed block all is needed.
+        let stored_range = if raw { part.clone() } else { 0..stored_len };
+        let Now::Here(stored) = disk.get_now(wanted.key, checksum, stored_range) else { return None };
+        let found = if raw {
+            Here { at: part.start, plain: Part::all(stored) }
         } else {
-            block::decode(&stored, &wanted.block, wanted.plain_len).ok()
-        };
-        let Some(plain) = plain else {
-            disk.forget(wanted.key);
-            return None;
+            let mut plain = vec![0; wanted.plain_len as usize];
+            block::decompress(&stored, &mut plain).ok()?;
+            let plain = Bytes::from(plain);
+            // Who reads all of it has it in a cache of the kernel's now, and so has the file.
+            if part.len() < plain.len() && hint == ReadHint::Normal {
+                self.memory.insert_owned(wanted.key, plain.clone());
+            }
+            Here::all(Part::all(plain))
         };
         self.counters.add(|counters| &counters.disk_hits, 1);
         self.scattered.found();
-        // Who reads all of it has it in a cache of the kernel's now, and so has the file.
-        let is_whole = part.start == 0 && part.end == wanted.plain_len;
-        if !is_whole && hint == ReadHint::Normal {
-            self.memory.insert_owned(wanted.key, plain.clone());
-        }
-        Some(Part::all(plain))
+        Some(found)
     }
 
     /// Adds what the disk cache has; returns what it does not have.
@@ -469,10 +499,10 @@ impl Reader {
         else {
             return group;
         };
-        let keys: Vec<BlockKey> = group.iter().map(|wanted| wanted.key).collect();
+        let blocks: Vec<_> = group.iter().map(|wanted| (wanted.key, wanted.block.checksum)).collect();
         let reading = tokio::task::spawn_blocking({
             let disk = Arc::clone(disk);
-            move || disk.get(&keys)
+            move || disk.get(&blocks)
         });
         let Ok(found) = reading.await else { return group };
         let mut missing = Vec::new();
@@ -557,19 +587,26 @@ impl Reader {
     fn fetch_runs(self: &Arc<Reader>, ranges: &[ReadRange], hint: ReadHint) {
         let large = |range: &&ReadRange| range.run.plain_len > SMALL_RUN_MAX;
         for range in ranges.iter().filter(large).filter(|_| hint == ReadHint::Normal && self.disk.is_some()) {
-            if let Some(turn) = self.scattered.turn(range.run.pack) {
+            let (pack, bytes) = (range.run.pack, range.run.stored_bytes());
+            // Those who wait for their bytes have memory for GETs of their own.
+            if self.scattered.is_due(pack)
+                && let Some(room) = self.claim(bytes)
+                && let Some(turn) = self.scattered.turn(pack)
+            {
                 let (reader, run) = (Arc::clone(self), Arc::clone(&range.run));
-                self.tasks.spawn(async move { reader.fetch_run(&run, turn).await });
+                self.tasks.spawn(async move {
+                    reader.fetch_run(&run).await;
+                    drop((room, turn));
+                });
             }
         }
     }
 
     /// One GET of all that a run has in its pack, for the disk cache: who reads it checks it.
-    async fn fetch_run(&self, run: &PackedRun, _turn: OwnedSemaphorePermit) {
+    async fn fetch_run(&self, run: &PackedRun) {
         let mut blocks = Vec::with_capacity(run.blocks.len());
         let sound = for_blocks(run, 0..run.plain_len, |wanted, _| blocks.push(wanted));
         let (Some(disk), Some(first), Ok(())) = (&self.disk, blocks.first(), sound) else { return };
-        let _memory = self.fetch_memory.acquire(span_bytes(&blocks)).await;
         let (asked, end) = object_range(first.stored().start..first.stored().start + run.stored_bytes());
         let failed = || self.counters.add(|counters| &counters.fetch_failures, 1);
         let body = {

@@ -63,6 +63,11 @@ impl Scattered {
         }
     }
 
+    /// Whether to fetch what is being read of the pack.
+    pub(super) fn is_due(&self, pack: PackId) -> bool {
+        self.fetches.lock().get(&pack).is_some_and(|fetches| *fetches >= FETCHES)
+    }
+
     /// A turn to fetch what is being read of the pack, if that is due and paid for.
     pub(super) fn turn(&self, pack: PackId) -> Option<OwnedSemaphorePermit> {
         let mut fetches = self.fetches.lock();

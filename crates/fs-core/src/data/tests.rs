@@ -734,6 +734,40 @@ async fn a_run_that_is_read_here_and_there_comes_into_the_disk_cache() {
 }
 
 #[tokio::test]
+async fn pieces_of_blocks_come_from_the_disk_cache() {
+    for contents in [noise(1, 400_000), text(1, 400_000)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, data) = open(options()).await;
+        let (run, _) = append_one(&data, Lane::Small, &contents).await;
+        data.close().await.unwrap();
+        let mut options = options();
+        options.disk_cache = Some(disk_cache(dir.path(), Admission::All));
+        let fresh = reopen(&store, options.clone()).await;
+        read_all(&fresh, &run).await.unwrap();
+        fresh.close().await.unwrap();
+        let gets = TestStore::count(&store.gets);
+        let fresh = reopen(&store, options).await;
+        while fresh.stats().disk_cache_bytes == 0 {
+            tokio::task::yield_now().await;
+        }
+        // Twice and thrice in one block, the second time before the first, and across blocks.
+        let at = [300_000..300_010, 5000..5010, 70_000..70_100, 10..20, 5005..9000, 131_000..262_200];
+        let range = |at: &Range<u32>| ReadRange {
+            run: Arc::clone(&run),
+            offset_in_run: at.start,
+            len: at.end - at.start,
+        };
+        let ranges: Vec<_> = at.iter().map(range).collect();
+        let read = fresh.read_many(&ranges, ReadHint::Normal).await.unwrap();
+        for (at, read) in at.iter().zip(read) {
+            assert_eq!(read.into_bytes(), contents[at.start as usize..at.end as usize], "{at:?}");
+        }
+        assert_eq!(TestStore::count(&store.gets), gets);
+        fresh.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_disk_cache_that_cannot_be_opened_is_done_without_if_told_so() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");

@@ -1,7 +1,10 @@
 //! The disk cache's limit, its survival of restarts and damage, its lock.
 
+use xxhash_rust::xxh3::xxh3_64;
+
 use super::*;
 use crate::data::{Admission, Unusable};
+use crate::types::PackId;
 
 const VOLUME: Uuid = Uuid::from_u128(77);
 
@@ -25,7 +28,7 @@ fn files_bytes(dir: &Path) -> u64 {
 
 fn get(cache: &DiskCache, number: u32) -> bool {
     let (key, stored) = block(number);
-    match cache.get(&[key]).pop().unwrap() {
+    match cache.get(&[(key, xxh3_64(&stored))]).pop().unwrap() {
         Some(found) => {
             assert_eq!(found, stored, "wrong bytes are never returned");
             true
@@ -177,25 +180,71 @@ fn readers_and_the_writer_do_not_disturb_each_other() {
     assert!(cache.bytes() <= 100_000 && files_bytes(dir.path()) <= 100_000);
 }
 
+/// What is asked for without waiting. (A filesystem that cannot tell what is in memory leaves it to the other way.)
+fn is_now(cache: &DiskCache, key: BlockKey, checksum: u64, range: Range<u32>, expected: &Now) {
+    let now = cache.get_now(key, checksum, range);
+    assert!(
+        now == *expected || now == Now::OnDisk && !cfg!(target_os = "linux"),
+        "{now:?}, not {expected:?}"
+    );
+}
+
 #[test]
 fn what_is_in_memory_is_read_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
     let (key, stored) = block(7);
+    let len = u32::try_from(stored.len()).unwrap();
     let checksum = xxh3_64(&stored);
-    assert_eq!(cache.get_now(key, checksum), Now::Absent);
+    is_now(&cache, key, checksum, 0..len, &Now::Absent);
     cache.offer([(key, stored.clone())]);
     cache.sync();
-    // It was written just now. (A filesystem that cannot tell leaves it to the other way.)
-    let now = cache.get_now(key, checksum);
-    assert!(now == Now::Here(stored.clone()) || now == Now::OnDisk && !cfg!(target_os = "linux"), "{now:?}");
+    // It was written just now.
+    is_now(&cache, key, checksum, 0..len, &Now::Here(stored.clone()));
+    is_now(&cache, key, checksum, 5..len, &Now::Here(stored.slice(5..)));
+    is_now(&cache, key, checksum, 0..len + 1, &Now::Absent);
     let file = open_options().open(segment_path(dir.path(), 1)).unwrap();
     file.write_all_at(&[0xff], 200).unwrap();
-    assert_eq!(cache.get_now(key, checksum), Now::Absent, "damaged");
+    is_now(&cache, key, checksum, 0..len, &Now::Absent);
     cache.offer([(key, stored)]);
     cache.sync();
-    let other = cache.get_now(key, checksum ^ 1);
-    assert!(other == Now::Absent || other == Now::OnDisk && !cfg!(target_os = "linux"), "{other:?}");
+    is_now(&cache, key, checksum ^ 1, 0..len, &Now::Absent);
+    cache.close();
+}
+
+#[test]
+fn a_few_pages_are_checked_by_themselves() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(&options(dir.path(), 8 << 20), VOLUME).unwrap();
+    let stored = Bytes::from((0..30_000u32).flat_map(u32::to_le_bytes).collect::<Vec<u8>>());
+    let (key, len) = ((PackId(1), 64), 120_000);
+    let checksum = xxh3_64(&stored);
+    cache.offer([(key, stored.clone())]);
+    cache.sync();
+    let ranges = [0..1, 4095..4097, 8192..12_288, 5000..50_000, 117_000..120_000, 119_999..120_000, 70..70];
+    for range in ranges {
+        let bytes = stored.slice(range.start as usize..range.end as usize);
+        is_now(&cache, key, checksum, range, &Now::Here(bytes));
+    }
+    let file = open_options().open(segment_path(dir.path(), 1)).unwrap();
+    let block_at = HEADER_BYTES + entry::head_bytes(len) as u64;
+    // One bit of the page from 8192 on.
+    let at = 10_000;
+    file.write_all_at(&[stored[at] ^ 4], block_at + at as u64).unwrap();
+    is_now(&cache, key, checksum, 0..8192, &Now::Here(stored.slice(..8192)));
+    is_now(&cache, key, checksum, 12_288..len, &Now::Here(stored.slice(12_288..)));
+    is_now(&cache, key, checksum, 8000..8300, &Now::Absent);
+    is_now(&cache, key, checksum, 0..8192, &Now::Absent);
+
+    // A sum that fits to other bytes is damage of the sums.
+    cache.offer([(key, stored.clone())]);
+    cache.sync();
+    let second = HEADER_BYTES + entry::entry_bytes(len);
+    let mut page = stored[8192..12_288].to_vec();
+    page[0] ^= 4;
+    file.write_all_at(&page, second + entry::head_bytes(len) as u64 + 8192).unwrap();
+    file.write_all_at(&xxh3_64(&page).to_le_bytes(), second + (entry::head_bytes(0) + 2 * 8) as u64).unwrap();
+    is_now(&cache, key, checksum, 8192..12_288, &Now::Absent);
     cache.close();
 }
 

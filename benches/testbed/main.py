@@ -96,7 +96,7 @@ class Results:
         self.results: list[dict[str, Any]] = []
         self.facts = {
             "date": time.strftime("%Y-%m-%d"), "machine": f"{os.cpu_count()} cores, {memory_gib()} GiB, {platform.platform()}",
-            "scale": options.scale, "rounds": options.rounds, "server": options.endpoint or options.server,
+            "disk": describe_disk(os.statvfs(options.work)), "scale": options.scale, "rounds": options.rounds, "server": options.endpoint or options.server,
             "far": Network("far", options.latency, options.bandwidth).describe() if options.platform != "near" else "not measured",
         }
 
@@ -104,6 +104,13 @@ class Results:
         """Keeps one result."""
         self.results.append(result)
         self.path.write_text(json.dumps({"facts": [self.facts], "results": self.results}, indent=1))
+
+
+def describe_disk(disk: os.statvfs_result) -> str:
+    """How much is free, and whether that is enough: caches of several targets leave a tenth free, and do without if there is no more."""
+    size, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    too_little = " (TOO LITTLE: some targets will not cache anything)" if free < 0.15 * size else ""
+    return f"{free >> 30} of {size >> 30} GiB free{too_little}"
 
 
 def memory_gib() -> int:
@@ -242,6 +249,7 @@ def main() -> int:
         sys.exit("--platform far needs a server that is started here: leave out --endpoint, or put the delay in front of it yourself")
     build(options)
     results = Results(options)
+    print(f"disk: {results.facts['disk']}", file=sys.stderr)
     results.facts["versions"] = "; ".join(f"{cls.name}: {found}" for cls in chosen + once if (found := cls.version(options)))
     if missing:
         results.facts["missing"] = "; ".join(f"{name} ({why})" for name, why in missing.items())

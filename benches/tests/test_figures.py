@@ -1,10 +1,11 @@
 """What the figures are made of: the server's log, ratios, tables."""
 
+import os
 import unittest
 from dataclasses import asdict
 
 from testbed import access_log
-from testbed.main import together
+from testbed.main import describe_disk, together
 from testbed.measure import Phase
 from testbed.report import Table, markdown
 from testbed.stats import Spread, paired_ratio, spread
@@ -31,6 +32,15 @@ class Log(unittest.TestCase):
     def test_all_that_uploads_is_a_put(self) -> None:
         kinds = access_log.kinds(access_log.operations(LOG.splitlines()))
         self.assertEqual(kinds, {"put": 4, "get": 2, "other": 2})
+
+
+class Disk(unittest.TestCase):
+    def test_too_little_room_for_caches_is_said(self) -> None:
+        # Of 100 GiB, 8 are kept for root: who writes has 20, and 10.
+        def room(free: int) -> str:
+            return describe_disk(os.statvfs_result((4096, 1 << 30, 100, free + 8, free, 0, 0, 0, 0, 255)))
+        self.assertEqual(room(20), "20 of 100 GiB free")
+        self.assertIn("10 of 100 GiB free (TOO LITTLE", room(10))
 
 
 class Ratios(unittest.TestCase):

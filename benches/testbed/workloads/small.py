@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 from ..measure import Run
 from ..process import Failed, drop_caches, sh
@@ -49,14 +50,16 @@ def fio4k(run: Run) -> None:
     run.go_cold()
     # Others than those that were read.
     with run.phase("write until stored", count, "operation", until_unmounted=True) as phase:
-        phase.seconds = _fio(run, "randwrite", 2, size, count, "--end_fsync=1")
+        _fio(run, "randwrite", 2, size, count, "--end_fsync=1", "--exec_prerun=date +%s.%N")
+        # From the job's begin on; until fio has ended, the target stores on.
+        phase.seconds = time.time() - float((run.target.dir / "bench.prerun.txt").read_text())
 
 
 def _fio(run: Run, kind: str, seed: int, size: int, count: int, *more: str) -> float:
-    """Runs fio on the file that rfs-load wrote; the seconds that its job took (with its fsync), without the program's own start."""
+    """Runs fio on the file that rfs-load wrote; the seconds that its job took, without the program's own start."""
     report = sh("fio", "--name=bench", f"--filename={run.target.mount_point}/files/d0000/f000000", f"--rw={kind}", "--bs=4k",
                 f"--size={size}", f"--io_size={count * 4096}", "--ioengine=psync", "--fadvise_hint=random", f"--randseed={seed}",
-                "--output-format=json", *more)
+                "--output-format=json", *more, cwd=run.target.dir)
     # Some versions print notes before the report.
     job = json.loads(report[report.index("{"):])["jobs"][0]
     return job["read" if kind == "randread" else "write"]["runtime"] / 1000

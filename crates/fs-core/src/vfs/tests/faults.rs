@@ -433,7 +433,7 @@ async fn orphans_of_a_crash_are_reaped_at_the_next_mount() {
     unmount(vfs).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn an_unlinked_open_file_stays_usable_and_needs_no_store() {
     let mut world = World::new().await;
     world.options.flush_after = Duration::from_millis(5);

@@ -239,7 +239,12 @@ impl Meta {
             }
             Ok(result)
         };
-        if self.alone { transact_recent(&*self.kv, run).await } else { transact(&*self.kv, run).await }
+        let outcome =
+            if self.alone { transact_recent(&*self.kv, run).await } else { transact(&*self.kv, run).await };
+        if outcome.as_ref().is_err_and(Error::unanswered) {
+            self.usage.not_answered();
+        }
+        outcome
     }
 }
 

@@ -2,13 +2,16 @@
 //!
 //! The truth is in counters that every transaction adds to, one shard a session. This client also keeps the totals in
 //! memory, so that the limits are checked without reading: a change is reserved before its transaction, and becomes part
-//! of the totals or is given back after it. Totals that are read again leave alone what is reserved.
+//! of the totals or is given back after it. What was given back because there was no answer may have come about: the
+//! totals are read again then, while no change is under way.
 
 use std::ops::{Add, AddAssign, SubAssign};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rfs_kv::{Direction, Isolation, RangeQuery, Txn};
+use tokio::sync::{RwLock, RwLockReadGuard};
 
 use crate::types::{ErrorKind, Result, SessionId};
 
@@ -55,12 +58,18 @@ impl SubAssign for Change {
 }
 
 const UNLIMITED: u64 = u64::MAX;
+/// So long changes wait at most for totals that are read again, and these for them.
+const RECOUNT_MAX: Duration = Duration::from_millis(500);
 
 /// Totals in memory.
 pub(super) struct Usage {
     capacity: AtomicU64,
     inodes_max: AtomicU64,
     sums: Mutex<Sums>,
+    /// A change was not answered: the store may count it.
+    unsure: AtomicBool,
+    /// Shared by changes, from before their transactions until they are counted here.
+    changing: RwLock<()>,
 }
 
 #[derive(Debug, Default)]
@@ -82,6 +91,8 @@ impl Usage {
             capacity: AtomicU64::new(UNLIMITED),
             inodes_max: AtomicU64::new(UNLIMITED),
             sums: Mutex::default(),
+            unsure: AtomicBool::new(false),
+            changing: RwLock::default(),
         };
         usage.set_limits(limits);
         usage
@@ -105,7 +116,8 @@ impl Usage {
     ///
     /// # Errors
     /// `NoSpace` when a limit would be exceeded. A change that frees never fails.
-    pub(super) fn reserve(&self, change: Change) -> Result<Reservation<'_>> {
+    pub(super) async fn reserve(&self, change: Change) -> Result<Reservation<'_>> {
+        let changing = self.changing.read().await;
         let mut sums = self.sums.lock();
         let Change { bytes, inodes } = sums.taken() + change;
         let exceeds = |total: i64, limit: &AtomicU64| {
@@ -117,12 +129,24 @@ impl Usage {
             return Err(ErrorKind::NoSpace.into());
         }
         sums.reserved += change;
-        Ok(Reservation { usage: self, change })
+        Ok(Reservation { usage: self, change, _changing: changing })
     }
 
-    /// Counts a change that was committed without reservation.
-    pub(super) fn account(&self, change: Change) {
-        self.sums.lock().committed += change;
+    /// A transaction was not answered, which may have changed what the store counts.
+    pub(super) fn not_answered(&self) {
+        self.unsure.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes over what `totals` reads if a change was not answered, once no change is under way.
+    async fn recount(&self, totals: impl Future<Output = Result<Change>>) -> Result<()> {
+        if !self.unsure.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let _alone = self.changing.write().await;
+        let totals = totals.await?;
+        self.set_totals(totals);
+        self.unsure.store(false, Ordering::Relaxed);
+        Ok(())
     }
 
     fn bytes_left(&self) -> Option<u64> {
@@ -136,14 +160,21 @@ impl Usage {
 pub(super) struct Reservation<'a> {
     usage: &'a Usage,
     change: Change,
+    _changing: RwLockReadGuard<'a, ()>,
 }
 
 impl Reservation<'_> {
     /// The change was committed.
-    pub(super) fn keep(mut self) {
-        let change = std::mem::take(&mut self.change);
+    pub(super) fn keep(self) {
+        let change = self.change;
+        self.keep_as(change);
+    }
+
+    /// What was committed is `change`.
+    pub(super) fn keep_as(mut self, change: Change) {
+        let reserved = std::mem::take(&mut self.change);
         let mut sums = self.usage.sums.lock();
-        sums.reserved -= change;
+        sums.reserved -= reserved;
         sums.committed += change;
     }
 }
@@ -192,9 +223,22 @@ impl Meta {
     }
 
     pub(super) async fn refresh_usage(&self) -> Result<()> {
-        let totals = self.read(|txn| async move { totals_in(&*txn).await }).await?;
-        self.usage.set_totals(totals);
+        self.usage.set_totals(self.totals().await?);
         Ok(())
+    }
+
+    /// Reads again what the volume holds if a change was not answered: it may have come about nevertheless. Leaves that to
+    /// the next call where other changes take long.
+    ///
+    /// # Errors
+    /// The metadata store does not answer.
+    pub async fn recount(&self) -> Result<()> {
+        let recounted = tokio::time::timeout(RECOUNT_MAX, self.usage.recount(self.totals())).await;
+        recounted.unwrap_or(Ok(()))
+    }
+
+    pub(super) async fn totals(&self) -> Result<Change> {
+        self.read(|txn| async move { totals_in(&*txn).await }).await
     }
 }
 
@@ -202,31 +246,46 @@ impl Meta {
 mod tests {
     use super::*;
 
-    #[test]
-    fn reservations_stop_at_the_limit_and_come_back() {
+    #[tokio::test]
+    async fn reservations_stop_at_the_limit_and_come_back() {
         let usage = Usage::new(VolumeLimits { capacity: Some(100), inodes: Some(1) });
-        usage.reserve(Change::bytes(60)).unwrap().keep();
-        assert_eq!(usage.reserve(Change::bytes(41)).err().unwrap().kind, ErrorKind::NoSpace);
-        let held = usage.reserve(Change::bytes(40)).unwrap();
+        usage.reserve(Change::bytes(60)).await.unwrap().keep();
+        assert_eq!(usage.reserve(Change::bytes(41)).await.err().unwrap().kind, ErrorKind::NoSpace);
+        let held = usage.reserve(Change::bytes(40)).await.unwrap();
         assert_eq!(usage.bytes_left(), Some(0));
         drop(held);
         assert_eq!(usage.bytes_left(), Some(40));
-        let first = usage.reserve(Change::ONE_INODE).unwrap();
-        assert!(usage.reserve(Change::ONE_INODE).is_err());
+        let first = usage.reserve(Change::ONE_INODE).await.unwrap();
+        assert!(usage.reserve(Change::ONE_INODE).await.is_err());
         drop(first);
-        assert!(usage.reserve(Change::ONE_INODE).is_ok());
+        assert!(usage.reserve(Change::ONE_INODE).await.is_ok());
     }
 
-    #[test]
-    fn totals_that_are_read_again_leave_reservations_alone() {
+    #[tokio::test]
+    async fn totals_that_are_read_again_leave_reservations_alone() {
         let usage = Usage::new(VolumeLimits { capacity: Some(100), inodes: None });
-        let failing = usage.reserve(Change::bytes(30)).unwrap();
-        let committed = usage.reserve(Change::bytes(20)).unwrap();
+        let failing = usage.reserve(Change::bytes(30)).await.unwrap();
+        let committed = usage.reserve(Change::bytes(20)).await.unwrap();
         usage.set_totals(Change::bytes(10));
         assert_eq!(usage.bytes_left(), Some(40));
         drop(failing);
         assert_eq!(usage.bytes_left(), Some(70));
         committed.keep();
         assert_eq!(usage.bytes_left(), Some(70));
+    }
+
+    #[tokio::test]
+    async fn totals_are_recounted_once_no_change_is_under_way() {
+        let usage = Usage::new(VolumeLimits { capacity: Some(100), inodes: None });
+        usage.recount(async { panic!("all is known") }).await.unwrap();
+        usage.not_answered();
+        let committed = usage.reserve(Change::bytes(20)).await.unwrap();
+        let mut recount = std::pin::pin!(usage.recount(async { Ok(Change::bytes(30)) }));
+        assert!(futures::poll!(&mut recount).is_pending());
+        // The store counts it by now.
+        committed.keep();
+        recount.await.unwrap();
+        assert_eq!(usage.bytes_left(), Some(70));
+        usage.recount(async { panic!("all is known") }).await.unwrap();
     }
 }

@@ -144,7 +144,8 @@ impl Vfs {
         });
     }
 
-    /// Gives signs of life, so that no other client takes this one for dead.
+    /// Gives signs of life, so that no other client takes this one for dead. What the store of the metadata may have counted
+    /// without an answer is read after one that was answered.
     fn start_heartbeat(self: &Arc<Vfs>) {
         let vfs = Arc::downgrade(self);
         self.tasks.spawn(async move {
@@ -154,7 +155,11 @@ impl Vfs {
                 beats.tick().await;
                 let Some(vfs) = vfs.upgrade() else { return };
                 match vfs.meta.heartbeat().await {
-                    Ok(()) => {}
+                    Ok(()) => {
+                        if let Err(error) = vfs.meta.recount().await {
+                            tracing::debug!(%error, "could not read what the volume holds");
+                        }
+                    }
                     Err(error) if error.kind == ErrorKind::Stale => {
                         tracing::error!(
                             "another client has mounted the volume, this one may not change it any more"

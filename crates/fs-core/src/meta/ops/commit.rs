@@ -73,7 +73,7 @@ impl Meta {
         }
         let session = self.session()?.id();
         let change = Change::bytes(files.iter().map(|file| file.allocated_delta).sum());
-        let reservation = self.usage.reserve(change)?;
+        let reservation = self.usage.reserve(change).await?;
         loop {
             let outcome =
                 self.mutate(|txn| async move { commit_in(&*txn, files, new_packs, session).await }).await?;
@@ -83,11 +83,10 @@ impl Meta {
                     return Ok(committed);
                 }
                 Outcome::Done(committed) => {
-                    drop(reservation);
                     let missing = |file: &&FileCommit| committed.missing.contains(&file.ino);
                     let done = files.iter().filter(|file| !missing(file));
                     let change = Change::bytes(done.map(|file| file.allocated_delta).sum());
-                    self.usage.account(change);
+                    reservation.keep_as(change);
                     return Ok(committed);
                 }
                 Outcome::TrimFirst(inos) => {

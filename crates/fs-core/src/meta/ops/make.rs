@@ -66,7 +66,7 @@ impl Meta {
             return Err(Error::new(ErrorKind::Invalid, "a symbolic link, and nothing else, has a target"));
         }
         let session = self.session()?.id();
-        let reservation = self.usage.reserve(Change::ONE_INODE)?;
+        let reservation = self.usage.reserve(Change::ONE_INODE).await?;
         let now = self.now();
         let args = &args;
         let attr = self.mutate(|txn| async move { make_in(&*txn, args, ino, now, session).await }).await?;

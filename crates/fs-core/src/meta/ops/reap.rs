@@ -48,8 +48,10 @@ impl Meta {
         let mut inodes_max = INODES_PAGE;
         while !rest.is_empty() {
             let batch = &rest[..rest.len().min(inodes_max)];
+            // What is freed is known when it is.
+            let reservation = self.usage.reserve(Change::default()).await?;
             let page = self.mutate(|txn| async move { reap_in(&*txn, batch, session).await }).await?;
-            self.usage.account(page.change);
+            reservation.keep_as(page.change);
             reaped.inodes += page.change.inodes.unsigned_abs();
             reaped.packs.extend(page.packs);
             rest = &rest[page.done..];

@@ -1,7 +1,6 @@
 //! statfs.
 
 use crate::meta::Meta;
-use crate::meta::usage::totals_in;
 use crate::types::Result;
 
 /// What the volume holds and may hold.
@@ -20,7 +19,7 @@ pub struct Statfs {
 impl Meta {
     /// What the volume holds, as it is stored: bytes that wait in memory to be written are not in it.
     pub async fn statfs(&self) -> Result<Statfs> {
-        let totals = self.read(|txn| async move { totals_in(&*txn).await }).await?;
+        let totals = self.totals().await?;
         let limits = self.usage.limits();
         Ok(Statfs {
             capacity: limits.capacity,

@@ -56,7 +56,7 @@ impl Meta {
             return Err(ErrorKind::FileTooLarge.into());
         }
         let session = self.session()?.id();
-        let reservation = self.usage.reserve(Change::bytes(args.allocated_delta))?;
+        let reservation = self.usage.reserve(Change::bytes(args.allocated_delta)).await?;
         let now = self.now();
         loop {
             let outcome =

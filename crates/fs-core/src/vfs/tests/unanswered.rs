@@ -4,6 +4,7 @@ use parking_lot::Mutex;
 use rfs_kv::{KvError, RangePage, RangeQuery, Txn, Versionstamp};
 
 use super::*;
+use crate::meta::HEARTBEAT;
 
 /// How a cluster fares around a commit.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -246,6 +247,43 @@ async fn what_was_committed_without_an_answer_is_counted_once() {
     let file = commit_unheard(&world, &vfs, "f").await;
     fsync(&vfs, file).await.unwrap();
     check_accounts(&vfs, &[file.0]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_came_about_without_an_answer_counts_against_the_capacity() {
+    let limits = VolumeLimits { capacity: Some(3 << 20), inodes: Some(100) };
+    let mut world = World::with_limits(limits).await;
+    world.options.heartbeat = true;
+    let vfs = world.mount().await;
+    // Between two heartbeats, so that it is not their answer that is lost.
+    let soon = || tokio::time::sleep(HEARTBEAT * 5 / 2);
+    soon().await;
+    let file = commit_unheard(&world, &vfs, "f").await;
+    fsync(&vfs, file).await.unwrap();
+    soon().await;
+    assert_eq!(vfs.meta.bytes_left(), Some(2 << 20));
+    let error = write(&vfs, file, 1 << 20, Dice(2).bytes(5 << 19)).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::NoSpace);
+
+    world.cluster(Cluster::LosesAnswer(FOR_LONG));
+    assert_eq!(truncate(&vfs, file, 1 << 19).await.unwrap_err().kind, ErrorKind::Io);
+    soon().await;
+    world.cluster(Cluster::Up);
+    soon().await;
+    assert_eq!(vfs.meta.bytes_left(), Some(5 << 19));
+    write(&vfs, file, 1 << 19, Dice(2).bytes(5 << 19)).await.expect("there is room");
+    fsync(&vfs, file).await.unwrap();
+    check_accounts(&vfs, &[file.0]).await;
+
+    vfs.unlink(Ino::ROOT, &name("f")).await.unwrap();
+    vfs.release(file.1).await.unwrap();
+    world.cluster(Cluster::LosesAnswer(FOR_LONG));
+    vfs.forget(file.0, 1);
+    soon().await;
+    world.cluster(Cluster::Up);
+    soon().await;
+    assert_eq!(vfs.meta.bytes_left(), Some(3 << 20));
+    unmount(vfs).await;
 }
 
 #[tokio::test]

@@ -489,11 +489,16 @@ impl Filesystem for Adapter {
         reply: ReplyCreate,
     ) {
         let (name, caller) = (convert::name(name), convert::caller(request));
+        let exclusive = flags & libc::O_EXCL != 0;
         let (mode, flags) = (convert::permissions(mode), convert::open_flags(OpenFlags(flags)));
         let writers = self.writers_of(flags);
         self.serve("create", request, parent, reply, |fs, parent| async move {
             let node = NewNode { caller: &caller, parent, name: &name?, mode };
-            let (attr, opened) = fs.create(node, flags).await?;
+            let (attr, opened) = fs.create(node, flags).await.map_err(|error| match error.kind {
+                // Of a name that came about after the kernel looked for it, which looks again when it is told so.
+                ErrorKind::Exists if !exclusive => ErrorKind::Stale.into(),
+                _ => error,
+            })?;
             let file = |vfs| OpenFile { vfs, ino: attr.ino, opened, writers };
             fs.gave(parent, |vfs| Created { attr, file: file(vfs) }).await
         });

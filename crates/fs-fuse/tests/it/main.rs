@@ -253,6 +253,19 @@ fn a_listing_tells_the_kernel_of_all_entries() {
     assert!(known > 1000, "the kernel knows {known} inodes, and has to ask for each of the others");
 }
 
+#[test]
+fn a_file_that_the_kernel_takes_for_absent_is_opened_all_the_same() {
+    let Some(mounted) = Mounted::new("") else { return };
+    for name in ["any", "new"] {
+        assert_eq!(fs::metadata(mounted.path(name)).unwrap_err().kind(), ErrorKind::NotFound);
+        mounted.make_file_behind_the_kernel(name);
+    }
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).open(mounted.path("any")).unwrap();
+    let error = options.create_new(true).open(mounted.path("new")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+}
+
 /// Names in a directory, sorted, with nothing asked of the filesystem.
 fn listed_by_the_kernel(mounted: &Mounted, name: &str) -> Vec<String> {
     // Its access time, which the last listing may have moved.

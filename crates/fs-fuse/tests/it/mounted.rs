@@ -101,20 +101,28 @@ impl Mounted {
     /// Makes a directory with files in it, of which the kernel knows nothing.
     pub(crate) fn make_behind_the_kernel(&self, name: &str, files: &[&str]) {
         let caller = Caller { uid: 0, gid: 0, pid: 0 };
-        let name_of = |name: &str| Name::new(name.as_bytes().to_vec()).unwrap();
         self.runtime.block_on(async {
             let name = name_of(name);
             let node = NewNode { caller: &caller, parent: Ino::ROOT, name: &name, mode: 0o755 };
             let parent = self.vfs.mkdir(node).await.unwrap().ino;
             for file in files {
-                let name = name_of(file);
-                let node = NewNode { caller: &caller, parent, name: &name, mode: 0o644 };
-                let kind = NodeKind { kind: Kind::File, rdev: 0 };
-                let made = self.vfs.mknod(node, kind).await.unwrap().ino;
-                self.vfs.forget(made, 1);
+                self.make_file(parent, file).await;
             }
             self.vfs.forget(parent, 1);
         });
+    }
+
+    /// Makes a file of which the kernel knows nothing.
+    pub(crate) fn make_file_behind_the_kernel(&self, name: &str) {
+        self.runtime.block_on(self.make_file(Ino::ROOT, name));
+    }
+
+    async fn make_file(&self, parent: Ino, name: &str) {
+        let (caller, name) = (Caller { uid: 0, gid: 0, pid: 0 }, name_of(name));
+        let node = NewNode { caller: &caller, parent, name: &name, mode: 0o644 };
+        let kind = NodeKind { kind: Kind::File, rdev: 0 };
+        let made = self.vfs.mknod(node, kind).await.unwrap().ino;
+        self.vfs.forget(made, 1);
     }
 
     pub(crate) fn runtime(&self) -> &Runtime {
@@ -173,4 +181,8 @@ async fn open(gate: &Gatekeeper, kernel_caches_writes: bool) -> Arc<Vfs> {
     };
     let data = Arc::new(Data::open(data, Arc::new(InMemory::new())).await.unwrap());
     Vfs::mount(meta, data, memory, VfsOptions { kernel_caches_writes, ..VfsOptions::default() })
+}
+
+fn name_of(name: &str) -> Name {
+    Name::new(name.as_bytes().to_vec()).unwrap()
 }

@@ -49,7 +49,7 @@ pub use ops::statfs::Statfs;
 pub use ops::truncate::TruncateArgs;
 pub use ops::xattr::XattrMode;
 pub use pack::{PackInfo, PackState};
-pub use session::{HEARTBEAT, OpenOptions, SessionInfo, Sharing};
+pub use session::{HEARTBEAT, NotAnswered, OpenOptions, SessionInfo, Sharing};
 pub use volume::{CLIENT_VERSION, Codec, FormatOptions, Volume, VolumeLimits};
 
 /// Inode flag: nobody may change, rename, link or remove it (`FS_IMMUTABLE_FL`).

@@ -81,12 +81,19 @@ impl SessionInfo {
     }
 }
 
+/// When a change was not answered: how many fences had begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NotAnswered(u64);
+
 /// This client's session.
 pub(super) struct Session {
     id: SessionId,
     slots: Semaphore,
     free: Mutex<Vec<u16>>,
     requests: AtomicU64,
+    /// Fences that were begun, and the newest one that stands, both counted from 1.
+    fences: AtomicU64,
+    fenced: AtomicU64,
 }
 
 /// Makes a session. Replay-safe: a second run makes another one and ends the first.
@@ -135,6 +142,8 @@ pub(super) async fn begin(kv: &dyn Kv, options: &OpenOptions, now: Timestamp) ->
         slots: Semaphore::new(usize::from(SLOTS)),
         free: Mutex::new((0..SLOTS).rev().collect()),
         requests: AtomicU64::new(1),
+        fences: AtomicU64::new(0),
+        fenced: AtomicU64::new(0),
     })
 }
 
@@ -171,6 +180,10 @@ async fn silent_sessions(kv: &dyn Kv) -> Result<Vec<Sign>> {
         }
     }
     Ok(first)
+}
+
+fn declared_dead() -> Error {
+    Error::new(ErrorKind::Stale, "this client's session was declared dead")
 }
 
 fn in_use(session: &SessionInfo) -> Error {
@@ -219,7 +232,7 @@ impl Session {
     pub(super) async fn check_in(&self, txn: &dyn Txn) -> Result<()> {
         match txn.get(&key::session(self.id)).await? {
             Some(_) => Ok(()),
-            None => Err(Error::new(ErrorKind::Stale, "this client's session was declared dead")),
+            None => Err(declared_dead()),
         }
     }
 
@@ -294,6 +307,36 @@ impl Meta {
     /// The live sessions of the volume, this one included.
     pub async fn sessions(&self) -> Result<Vec<SessionInfo>> {
         self.read(|txn| async move { live_in(&*txn).await }).await
+    }
+
+    /// What [`Meta::fence`] has to be told of a change that was not answered just now.
+    pub fn not_answered(&self) -> NotAnswered {
+        NotAnswered(self.session.as_ref().map_or(0, |session| session.fences.load(Ordering::SeqCst)))
+    }
+
+    /// Sees to it that `change` does not come about any more, unless it has: what is read after this is what there is. One
+    /// fence stands before all changes that were not answered before it.
+    ///
+    /// Every change reads the session's record, and this writes it: one that began before conflicts with it. Replay-safe:
+    /// sets what is there.
+    ///
+    /// # Errors
+    /// `Stale` when the session was declared dead; the store still does not answer.
+    pub async fn fence(&self, change: NotAnswered) -> Result<()> {
+        let session = self.session()?;
+        if session.fenced.load(Ordering::SeqCst) > change.0 {
+            return Ok(());
+        }
+        let fence = session.fences.fetch_add(1, Ordering::SeqCst) + 1;
+        let key = key::session(session.id);
+        transact(&*self.kv, |txn, _| async move {
+            let record = txn.get(&key).await?.ok_or_else(declared_dead)?;
+            txn.set(&key, &record);
+            Ok::<_, Error>(())
+        })
+        .await?;
+        session.fenced.fetch_max(fence, Ordering::SeqCst);
+        Ok(())
     }
 
     /// Stores a sign of life, see [`HEARTBEAT`]. Replay-safe: sets.

@@ -233,7 +233,11 @@ impl Meta {
     /// # Errors
     /// The metadata store does not answer.
     pub async fn recount(&self) -> Result<()> {
-        let recounted = tokio::time::timeout(RECOUNT_MAX, self.usage.recount(self.totals())).await;
+        let totals = async {
+            self.fence(self.not_answered()).await?;
+            self.totals().await
+        };
+        let recounted = tokio::time::timeout(RECOUNT_MAX, self.usage.recount(totals)).await;
         recounted.unwrap_or(Ok(()))
     }
 

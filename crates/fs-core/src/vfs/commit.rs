@@ -203,7 +203,7 @@ impl Vfs {
         let outcome = self.meta.commit(&commits, &new_packs).await;
         if outcome.as_ref().is_err_and(Error::unanswered) {
             for file in prepared {
-                file.inode.state().unsure = true;
+                file.inode.state().unsure = Some(self.meta.not_answered());
             }
         }
         outcome?;

@@ -17,6 +17,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::dirty::{PackedPart, Part, PieceMap};
 use crate::data::{BudgetGuard, Overlay, PackTicket, Source};
+use crate::meta::NotAnswered;
 use crate::types::{Attr, CHUNK_BYTES, ChunkIndex, Error, ErrorKind, Ino, PackId, Timestamp};
 
 /// Chunks of one file whose extents are kept.
@@ -55,7 +56,7 @@ impl Inode {
         let state = InodeState {
             length: attr.size,
             committed_length: attr.size,
-            unsure: false,
+            unsure: None,
             dirty: PieceMap::default(),
             dirty_guard: None,
             batches: VecDeque::new(),
@@ -172,7 +173,7 @@ pub(super) struct InodeState {
     /// Length in the metadata; nothing committed lies beyond it.
     pub(super) committed_length: u64,
     /// A change of the metadata was not answered, so that what is known here of what is committed may be wrong.
-    pub(super) unsure: bool,
+    pub(super) unsure: Option<NotAnswered>,
     pub(super) dirty: PieceMap,
     dirty_guard: Option<BudgetGuard>,
     pub(super) batches: VecDeque<Batch>,

@@ -13,7 +13,9 @@ use super::inode::{Batch, Fresh, InodeState, SetIds, within};
 use super::request::{FallocateMode, Fh};
 use crate::data::overlay;
 use crate::meta::{FILE_BYTES_MAX, FLAG_APPEND, TruncateArgs};
-use crate::types::{Attr, CHUNK_BYTES, ChunkIndex, ErrorKind, Ino, Result, SetAttr, SetTime, Slice, Stored};
+use crate::types::{
+    Attr, CHUNK_BYTES, ChunkIndex, Error, ErrorKind, Ino, Result, SetAttr, SetTime, Slice, Stored,
+};
 
 /// Chunks whose slices are read at a time when a file is cut.
 const CHUNKS_PAGE: usize = 64;
@@ -49,7 +51,10 @@ impl Vfs {
             kill_suid_sgid: set.kill_suid_sgid,
         };
         let truncated = self.meta.truncate(&args).await;
-        let mut attr = truncated.inspect_err(|error| inode.state().unsure |= error.unanswered())?;
+        if truncated.as_ref().is_err_and(Error::unanswered) {
+            inode.state().unsure = Some(self.meta.not_answered());
+        }
+        let mut attr = truncated?;
         let mut state = inode.state();
         state.truncated(size);
         state.mtime = Some(Fresh { time: attr.mtime, committed: true });
@@ -67,15 +72,14 @@ impl Vfs {
     /// # Errors
     /// The metadata store still does not answer.
     pub(super) async fn make_sure(&self, inode: &InodeRef) -> Result<()> {
-        if !inode.state().unsure {
-            return Ok(());
-        }
+        let Some(change) = inode.state().unsure else { return Ok(()) };
+        self.meta.fence(change).await?;
         let found = match self.meta.getattr(inode.ino).await {
             Err(error) if error.unanswered() => return Err(error),
             found => found,
         };
         let mut state = inode.state();
-        state.unsure = false;
+        state.unsure = None;
         // A file that is gone, or whose record is damaged, is what the next change meets.
         if let Ok(attr) = found {
             state.found(attr.size);

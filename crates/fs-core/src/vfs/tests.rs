@@ -222,8 +222,7 @@ impl World {
         let kv: Arc<dyn Kv> = Arc::new(self.kv.reopen());
         let kv = if self.faults == Faults::NONE { kv } else { Arc::new(FaultKv::new(kv, 1, self.faults)) };
         let kv: Arc<dyn Kv> = Arc::new(Mined { inner: kv, panics: Arc::clone(&self.kv_panics) });
-        let kv: Arc<dyn Kv> =
-            Arc::new(unanswered::Clustered { inner: kv, cluster: Arc::clone(&self.cluster) });
+        let kv: Arc<dyn Kv> = Arc::new(unanswered::Clustered::new(kv, Arc::clone(&self.cluster)));
         let clock = Arc::clone(&self.clock);
         let meta = Meta::open(kv, clock, &OpenOptions::default()).await.unwrap();
         let memory = Budget::new(self.memory_bytes);

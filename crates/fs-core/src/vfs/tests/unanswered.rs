@@ -13,6 +13,8 @@ pub(super) enum Cluster {
     Up,
     /// The next commit is applied and its answer lost; then it is away.
     LosesAnswer(u32),
+    /// The next commit is not answered, and applied only just before the one after it; meanwhile it is away.
+    HoldsCommit(u32),
     /// The next commit is applied and answered; then it is away.
     Leaves(u32),
     /// So many transactions cannot begin.
@@ -27,8 +29,15 @@ const FOR_LONG: u32 = u32::MAX;
 
 /// An engine that fares so.
 pub(super) struct Clustered {
-    pub(super) inner: Arc<dyn Kv>,
-    pub(super) cluster: Arc<Mutex<Cluster>>,
+    inner: Arc<dyn Kv>,
+    cluster: Arc<Mutex<Cluster>>,
+    held: Arc<Mutex<Option<Arc<dyn Txn>>>>,
+}
+
+impl Clustered {
+    pub(super) fn new(inner: Arc<dyn Kv>, cluster: Arc<Mutex<Cluster>>) -> Clustered {
+        Clustered { inner, cluster, held: Arc::default() }
+    }
 }
 
 #[async_trait]
@@ -45,7 +54,7 @@ impl Kv for Clustered {
             return Err(KvError::Unavailable("timed out".to_owned()));
         }
         let inner = self.inner.begin().await?;
-        Ok(Arc::new(ClusteredTxn { inner, cluster: Arc::clone(&self.cluster) }))
+        Ok(Arc::new(ClusteredTxn { inner, cluster: Arc::clone(&self.cluster), held: Arc::clone(&self.held) }))
     }
 
     async fn sync(&self) -> rfs_kv::Result<()> {
@@ -67,6 +76,7 @@ impl Kv for Clustered {
 struct ClusteredTxn {
     inner: Arc<dyn Txn>,
     cluster: Arc<Mutex<Cluster>>,
+    held: Arc<Mutex<Option<Arc<dyn Txn>>>>,
 }
 
 #[async_trait]
@@ -119,10 +129,23 @@ impl Txn for ClusteredTxn {
         if *self.cluster.lock() == Cluster::Full {
             return Err(KvError::Full("no room".to_owned()));
         }
+        let fares = *self.cluster.lock();
+        if let Cluster::HoldsCommit(transactions) = fares {
+            *self.held.lock() = Some(Arc::clone(&self.inner));
+            *self.cluster.lock() = Cluster::Away(transactions);
+            return Err(KvError::MaybeCommitted);
+        }
+        let held = self.held.lock().take();
+        if let Some(held) = held {
+            // It may conflict with what was committed before it.
+            let _ = held.commit().await;
+        }
         let stamp = self.inner.commit().await?;
         let mut cluster = self.cluster.lock();
         match *cluster {
-            Cluster::Up | Cluster::Away(_) | Cluster::Full | Cluster::Slow => Ok(stamp),
+            Cluster::Up | Cluster::Away(_) | Cluster::Full | Cluster::Slow | Cluster::HoldsCommit(_) => {
+                Ok(stamp)
+            }
             Cluster::Leaves(transactions) => {
                 *cluster = Cluster::Away(transactions);
                 Ok(stamp)
@@ -245,6 +268,19 @@ async fn what_was_committed_without_an_answer_is_counted_once() {
     let world = World::new().await;
     let vfs = world.mount().await;
     let file = commit_unheard(&world, &vfs, "f").await;
+    fsync(&vfs, file).await.unwrap();
+    check_accounts(&vfs, &[file.0]).await;
+}
+
+#[tokio::test]
+async fn what_is_committed_late_is_counted_once() {
+    let world = World::new().await;
+    let vfs = world.mount().await;
+    let file = create(&vfs, "f").await;
+    write(&vfs, file, 0, Dice(1).bytes(1 << 20)).await.unwrap();
+    world.cluster(Cluster::HoldsCommit(FOR_LONG));
+    assert_eq!(fsync(&vfs, file).await.unwrap_err().kind, ErrorKind::Io);
+    world.cluster(Cluster::Up);
     fsync(&vfs, file).await.unwrap();
     check_accounts(&vfs, &[file.0]).await;
 }

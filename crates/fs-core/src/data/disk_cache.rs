@@ -52,9 +52,11 @@ const SCATTERED_BLOCKS_MAX: usize = 512 << 10;
 /// Messages to the thread; one is enough to say that there are blocks.
 const MESSAGES_MAX: usize = 2;
 /// Bytes waiting for the thread; more are shed.
-const QUEUE_BYTES_MAX: u64 = 16 << 20;
+const QUEUE_BYTES_MAX: u64 = 24 << 20;
 /// Blocks come one by one, the thread takes them together.
 const GATHER: Duration = Duration::from_millis(if cfg!(test) { 0 } else { 10 });
+/// So many are written at once: somebody may come for them soon.
+const GATHERED_BYTES: u64 = 1 << 20;
 /// One part in so many of the disk is left to others.
 const RESERVED_PART: u64 = 10;
 /// How often others are looked after while nothing is written.
@@ -65,8 +67,8 @@ const LOOK_BYTES: u64 = 1 << 20;
 const WINDOW_BYTES: u64 = 1 << 20;
 /// A window takes a disk as long as so many single blocks: so many hits pay for one.
 const WINDOW_HITS: u32 = 16;
-/// Windows that may be read before they have been paid for, which is what they are worth at the beginning.
-const WINDOWS_UNPAID: u32 = 64;
+/// Windows that may be read before they have been paid for: half a GiB, about a second of a disk.
+const WINDOWS_UNPAID: u32 = 512;
 
 /// Stored blocks on a local disk.
 #[derive(Debug)]
@@ -258,6 +260,8 @@ impl DiskCache {
             if bytes <= QUEUE_BYTES_MAX {
                 queued.bytes = bytes;
                 queued.blocks.push((key, stored));
+            } else {
+                tracing::debug!(pack = %key.0, offset = key.1, "not cached: too much waits to be written");
             }
         }
         let wake = was_empty && !queued.blocks.is_empty();
@@ -377,7 +381,9 @@ impl Writer {
         loop {
             match messages.recv_timeout(LOOK_EVERY) {
                 Ok(Message::Queued) => {
-                    gather();
+                    if self.shared.queued.lock().bytes < GATHERED_BYTES {
+                        gather();
+                    }
                     self.write_queued();
                 }
                 #[cfg(test)]
@@ -589,11 +595,14 @@ impl Writer {
         if offset < file_len {
             file.set_len(offset)?;
         }
-        self.add_bytes(offset);
         let keys = found.iter().map(|(key, _)| *key).collect();
-        let mut index = self.shared.index.lock();
-        index.segments.insert(number, Segment { file: Arc::new(file), len: offset, keys });
-        index.places.extend(found);
+        {
+            let mut index = self.shared.index.lock();
+            index.segments.insert(number, Segment { file: Arc::new(file), len: offset, keys });
+            index.places.extend(found);
+        }
+        // What is counted can be read.
+        self.add_bytes(offset);
         Ok(())
     }
 }

@@ -30,7 +30,7 @@ use super::objects::Objects;
 use super::pack;
 use super::pieces::{Part, Pieces};
 use super::retry::Failure;
-use super::scattered::Scattered;
+use super::scattered::{Scattered, Turn};
 use super::staging::Staging;
 use super::unstored::Packs;
 use super::{Admission, Budget, Counters, DataOptions, ReadHint, ReadRange};
@@ -127,7 +127,7 @@ pub(super) struct Reader {
     pub(super) disk: Option<Arc<DiskCache>>,
     flights: Flights,
     around: Arc<Around>,
-    scattered: Scattered,
+    scattered: Arc<Scattered>,
     fetch_memory: Arc<Budget>,
     /// GETs that may be in flight.
     requests: Semaphore,
@@ -165,7 +165,7 @@ impl Reader {
             ahead: Arc::default(),
             flights: Flights::default(),
             around: Around::new(options.fetch_around_bytes, options.pack_bytes),
-            scattered: Scattered::default(),
+            scattered: Arc::default(),
             fetch_memory: Budget::new(options.fetch_memory_bytes),
             requests: Semaphore::new(options.fetches_max.max(1)),
             prefetches: AtomicUsize::new(0),
@@ -594,16 +594,13 @@ impl Reader {
                 && let Some(turn) = self.scattered.turn(pack)
             {
                 let (reader, run) = (Arc::clone(self), Arc::clone(&range.run));
-                self.tasks.spawn(async move {
-                    reader.fetch_run(&run).await;
-                    drop((room, turn));
-                });
+                self.tasks.spawn(async move { reader.fetch_run(&run, room, turn).await });
             }
         }
     }
 
     /// One GET of all that a run has in its pack, for the disk cache: who reads it checks it.
-    async fn fetch_run(&self, run: &PackedRun) {
+    async fn fetch_run(&self, run: &PackedRun, room: Room, turn: Turn) {
         let mut blocks = Vec::with_capacity(run.blocks.len());
         let sound = for_blocks(run, 0..run.plain_len, |wanted, _| blocks.push(wanted));
         let (Some(disk), Some(first), Ok(())) = (&self.disk, blocks.first(), sound) else { return };
@@ -617,6 +614,8 @@ impl Reader {
         match body {
             Ok(body) => {
                 self.counters.add(|counters| &counters.fetched_bytes, body.len() as u64);
+                // The next one is not fetched before this one has been written.
+                let body = Bytes::from_owner(RunBody { body, _room: room, _turn: turn });
                 let stored = |wanted: &Wanted| body.slice(within(&wanted.stored(), asked.start));
                 disk.offer(blocks.iter().map(|wanted| (wanted.key, stored(wanted))));
             }
@@ -804,6 +803,19 @@ impl Drop for Landing {
         for key in &self.keys {
             under_way.remove(key);
         }
+    }
+}
+
+/// What was fetched of a run, with the room and the turn that it has until it is no longer needed.
+struct RunBody {
+    body: Bytes,
+    _room: Room,
+    _turn: Turn,
+}
+
+impl AsRef<[u8]> for RunBody {
+    fn as_ref(&self) -> &[u8] {
+        &self.body
     }
 }
 

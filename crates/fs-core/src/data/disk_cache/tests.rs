@@ -253,13 +253,17 @@ fn windows_are_paid_for() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(&options(dir.path(), 1 << 20), VOLUME).unwrap();
     let shared = &cache.shared;
-    assert_eq!((0..1000).filter(|_| shared.pay_for_window()).count(), 64);
+    assert_eq!((0..1000).filter(|_| shared.pay_for_window()).count(), WINDOWS_UNPAID as usize);
     (0..15).for_each(|_| shared.earn());
     assert!(!shared.pay_for_window());
     shared.earn();
     assert!(shared.pay_for_window() && !shared.pay_for_window());
     (0..100_000).for_each(|_| shared.earn());
-    assert_eq!((0..1000).filter(|_| shared.pay_for_window()).count(), 64, "no more than at the beginning");
+    assert_eq!(
+        (0..1000).filter(|_| shared.pay_for_window()).count(),
+        WINDOWS_UNPAID as usize,
+        "no more than at the beginning"
+    );
     cache.close();
 }
 

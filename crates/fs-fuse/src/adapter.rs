@@ -23,7 +23,7 @@ use fuser::{
     ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
     TimeOrNow, WriteFlags,
 };
-use rfs_core::types::{ErrorKind, Ino, Name, Result, SetAttr};
+use rfs_core::types::{Error, ErrorKind, Ino, Name, Result, SetAttr};
 use rfs_core::vfs::{
     AccessMode, CopyArgs, DirEntry, Fh, FsyncMode, NewNode, NodeKind, OpenFlags as VfsOpenFlags, ReaddirArgs,
     RenameArgs, RenameMode, Vfs, WriteArgs, WriteOrigin,
@@ -97,7 +97,7 @@ impl Adapter {
             Sharing::Exclusive => EXCLUSIVE_TTL,
             Sharing::Shared => SHARED_TTL,
         };
-        let fs = Fs { vfs, sync_names: options.sync_names };
+        let fs = Fs { vfs, notices: notices.clone(), sync_names: options.sync_names };
         let writers = (options.caching == Caching::Writes).then(Arc::default);
         Adapter {
             fs,
@@ -176,6 +176,7 @@ impl Adapter {
 #[derive(Debug, Clone)]
 struct Fs {
     vfs: Arc<Vfs>,
+    notices: Notices,
     sync_names: bool,
 }
 
@@ -188,6 +189,14 @@ impl Deref for Fs {
 }
 
 impl Fs {
+    /// Has the kernel look a name up again whose change was not answered: it may have come about.
+    fn named<T>(&self, parent: Ino, name: &Name, changed: Result<T>) -> Result<T> {
+        if changed.as_ref().is_err_and(Error::unanswered) {
+            self.notices.forget_name(parent, name);
+        }
+        changed
+    }
+
     /// Makes what changed in `directory` durable if the mount asks for it (`dirsync`).
     async fn changed(&self, directory: Ino) -> Result<()> {
         if self.sync_names { self.vfs.fsyncdir(directory).await } else { Ok(()) }
@@ -367,8 +376,9 @@ impl Filesystem for Adapter {
         self.serve("mknod", request, parent, reply, |fs, parent| async move {
             let kind = convert::kind_of_mode(mode).ok_or(ErrorKind::Invalid)?;
             let mode = convert::permissions(mode);
-            let node = NewNode { caller: &caller, parent, name: &name?, mode };
-            let attr = fs.mknod(node, NodeKind { kind, rdev }).await?;
+            let name = name?;
+            let node = NewNode { caller: &caller, parent, name: &name, mode };
+            let attr = fs.named(parent, &name, fs.mknod(node, NodeKind { kind, rdev }).await)?;
             fs.gave(parent, |vfs| Entry { vfs, attr }).await
         });
     }
@@ -385,7 +395,9 @@ impl Filesystem for Adapter {
         let (name, caller) = (convert::name(name), convert::caller(request));
         let mode = convert::permissions(mode);
         self.serve("mkdir", request, parent, reply, |fs, parent| async move {
-            let attr = fs.mkdir(NewNode { caller: &caller, parent, name: &name?, mode }).await?;
+            let name = name?;
+            let node = NewNode { caller: &caller, parent, name: &name, mode };
+            let attr = fs.named(parent, &name, fs.mkdir(node).await)?;
             fs.gave(parent, |vfs| Entry { vfs, attr }).await
         });
     }
@@ -393,7 +405,8 @@ impl Filesystem for Adapter {
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = convert::name(name);
         self.serve("unlink", request, parent, reply, |fs, parent| async move {
-            fs.unlink(parent, &name?).await?;
+            let name = name?;
+            fs.named(parent, &name, fs.unlink(parent, &name).await)?;
             fs.changed(parent).await
         });
     }
@@ -401,7 +414,8 @@ impl Filesystem for Adapter {
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let name = convert::name(name);
         self.serve("rmdir", request, parent, reply, |fs, parent| async move {
-            fs.rmdir(parent, &name?).await?;
+            let name = name?;
+            fs.named(parent, &name, fs.rmdir(parent, &name).await)?;
             fs.changed(parent).await
         });
     }
@@ -410,8 +424,9 @@ impl Filesystem for Adapter {
         let (name, caller) = (convert::name(name), convert::caller(request));
         let target = Bytes::copy_from_slice(target.as_os_str().as_bytes());
         self.serve("symlink", request, parent, reply, |fs, parent| async move {
-            let node = NewNode { caller: &caller, parent, name: &name?, mode: 0o777 };
-            let attr = fs.symlink(node, &target).await?;
+            let name = name?;
+            let node = NewNode { caller: &caller, parent, name: &name, mode: 0o777 };
+            let attr = fs.named(parent, &name, fs.symlink(node, &target).await)?;
             fs.gave(parent, |vfs| Entry { vfs, attr }).await
         });
     }
@@ -430,7 +445,8 @@ impl Filesystem for Adapter {
         let (new_parent, unsent) = (convert::ino(new_parent), self.unsent());
         self.serve("rename", request, parent, reply, |fs, parent| async move {
             let mode = convert::rename_mode(flags).ok_or(ErrorKind::Invalid)?;
-            let args = RenameArgs { parent, name: &name?, new_parent, new_name: &new_name?, mode };
+            let (name, new_name) = (name?, new_name?);
+            let args = RenameArgs { parent, name: &name, new_parent, new_name: &new_name, mode };
             // A file that takes another's place brings its contents along, also those that the kernel has not sent: after a
             // crash the name shows the old file or the new one, not an empty one.
             if let Some(unsent) = unsent {
@@ -440,7 +456,8 @@ impl Filesystem for Adapter {
                     unsent.fetch(file.ino).await;
                 }
             }
-            fs.rename(args).await?;
+            let renamed = fs.named(parent, &name, fs.rename(args).await);
+            fs.named(new_parent, &new_name, renamed)?;
             fs.changed(parent).await?;
             fs.changed(new_parent).await
         });
@@ -456,7 +473,8 @@ impl Filesystem for Adapter {
     ) {
         let (name, parent) = (convert::name(new_name), convert::ino(new_parent));
         self.serve("link", request, ino, reply, |fs, ino| async move {
-            let attr = fs.link(ino, parent, &name?).await?;
+            let name = name?;
+            let attr = fs.named(parent, &name, fs.link(ino, parent, &name).await)?;
             fs.gave(parent, |vfs| Entry { vfs, attr }).await
         });
     }
@@ -493,8 +511,10 @@ impl Filesystem for Adapter {
         let (mode, flags) = (convert::permissions(mode), convert::open_flags(OpenFlags(flags)));
         let writers = self.writers_of(flags);
         self.serve("create", request, parent, reply, |fs, parent| async move {
-            let node = NewNode { caller: &caller, parent, name: &name?, mode };
-            let (attr, opened) = fs.create(node, flags).await.map_err(|error| match error.kind {
+            let name = name?;
+            let node = NewNode { caller: &caller, parent, name: &name, mode };
+            let created = fs.named(parent, &name, fs.create(node, flags).await);
+            let (attr, opened) = created.map_err(|error| match error.kind {
                 // Of a name that came about after the kernel looked for it, which looks again when it is told so.
                 ErrorKind::Exists if !exclusive => ErrorKind::Stale.into(),
                 _ => error,

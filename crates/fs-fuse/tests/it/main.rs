@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -264,6 +264,37 @@ fn a_file_that_the_kernel_takes_for_absent_is_opened_all_the_same() {
     options.write(true).create(true).truncate(true).open(mounted.path("any")).unwrap();
     let error = options.create_new(true).open(mounted.path("new")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+}
+
+/// As if the change that failed had come about.
+#[test]
+fn a_name_whose_change_was_not_answered_is_looked_up_again() {
+    let Some(mounted) = Mounted::new("") else { return };
+    let fails = |transactions, call: Call, path: &Path| {
+        // The kernel does not have to ask for the directory's attributes before it calls.
+        fs::metadata(mounted.path("")).unwrap();
+        mounted.gate().turn(Gate::Passes(transactions));
+        assert_eq!(call(path.to_owned()).unwrap_err().raw_os_error(), Some(libc::EIO), "{}", path.display());
+        mounted.gate().turn(Gate::Open);
+    };
+    let created = mounted.path("created");
+    assert!(!created.exists());
+    mounted.make_file_behind_the_kernel("created");
+    fails(0, |path| File::create(path).map(drop), &created);
+    settles(|| created.exists(), &true, "the file that was created is there");
+
+    let removed = mounted.path("removed");
+    fs::write(&removed, b"").unwrap();
+    mounted.remove_file_behind_the_kernel("removed");
+    fails(0, fs::remove_file, &removed);
+    settles(|| removed.exists(), &false, "the file that was removed is there");
+
+    let renamed = mounted.path("renamed");
+    fs::write(&renamed, b"").unwrap();
+    mounted.remove_file_behind_the_kernel("renamed");
+    // The kernel asks for the new name first.
+    fails(1, |path| fs::rename(&path, path.with_extension("new")), &renamed);
+    settles(|| renamed.exists(), &false, "the file that was renamed is there");
 }
 
 /// Names in a directory, sorted, with nothing asked of the filesystem.

@@ -117,6 +117,11 @@ impl Mounted {
         self.runtime.block_on(self.make_file(Ino::ROOT, name));
     }
 
+    /// Removes a file that the kernel goes on to take for there.
+    pub(crate) fn remove_file_behind_the_kernel(&self, name: &str) {
+        self.runtime.block_on(self.vfs.unlink(Ino::ROOT, &name_of(name))).unwrap();
+    }
+
     async fn make_file(&self, parent: Ino, name: &str) {
         let (caller, name) = (Caller { uid: 0, gid: 0, pid: 0 }, name_of(name));
         let node = NewNode { caller: &caller, parent, name: &name, mode: 0o644 };

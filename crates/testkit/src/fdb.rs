@@ -54,6 +54,26 @@ impl FdbServer {
         self.process = None;
     }
 
+    /// Lets the server answer nothing (SIGSTOP), until [`FdbServer::resume`].
+    ///
+    /// # Panics
+    /// When it is not running.
+    pub fn suspend(&self) {
+        self.signal("STOP");
+    }
+
+    /// Lets the server go on where it was (SIGCONT).
+    ///
+    /// # Panics
+    /// When it is not running.
+    pub fn resume(&self) {
+        self.signal("CONT");
+    }
+
+    fn signal(&self, signal: &str) {
+        self.process.as_ref().expect("the server runs").signal(signal);
+    }
+
     /// Starts the server on its port and files, and waits until it takes connections.
     ///
     /// # Errors

@@ -158,6 +158,13 @@ impl ServerProcess {
         }
     }
 
+    /// Sends a signal, named without `SIG`.
+    pub(crate) fn signal(&self, signal: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-s", signal, &pid]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "SIG{signal} cannot be sent to {pid}");
+    }
+
     fn failure(&self, what: &str) -> StartError {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         let tail: Vec<&str> = log.lines().rev().take(20).collect();

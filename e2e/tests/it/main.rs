@@ -21,6 +21,7 @@ mod programs;
 mod read_order;
 mod staging;
 mod suites;
+mod unanswered;
 
 /// Whether the long versions were asked for.
 fn long() -> bool {

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
@@ -62,8 +63,9 @@ impl FilesArgs {
     fn report(&self, took: std::time::Duration) -> Value {
         let count = u64::from(self.dirs) * u64::from(self.files);
         let bytes = count * self.size;
+        let ended = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         json!({
-            "files": count, "bytes": bytes, "secs": took.as_secs_f64(),
+            "files": count, "bytes": bytes, "secs": took.as_secs_f64(), "ended": ended.as_secs_f64(),
             "files_per_second": parallel::rate(count, took),
             "mib_per_second": parallel::rate(bytes, took) / f64::from(1 << 20),
         })

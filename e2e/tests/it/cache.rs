@@ -189,7 +189,9 @@ fn a_damaged_cache_is_fetched_again() {
     for path in segments(&cache_dir(&volume)) {
         let mut bytes = fs::read(&path).unwrap();
         // In every page of every block, and not in the heads between them.
-        for block in bytes[32..].chunks_mut(296 + (128 << 10)) {
+        let entry = 296 + (128 << 10);
+        assert_eq!((bytes.len() - 32) % entry, 0, "all blocks are of one length");
+        for block in bytes[32..].chunks_mut(entry) {
             block.iter_mut().skip(296).step_by(4096).for_each(|byte| *byte ^= 1);
         }
         fs::write(&path, bytes).unwrap();

@@ -16,11 +16,11 @@ const LIMIT: Duration = Duration::from_mins(1);
 const ENOSPC: Option<i32> = Some(28);
 
 /// A small disk of its own; unmounted when dropped.
-pub(crate) struct Disk(TempDir);
+struct Disk(TempDir);
 
 impl Disk {
     /// In memory. `None` (after a line that says so) without the right to mount.
-    pub(crate) fn of(size: &str) -> Option<Disk> {
+    fn of(size: &str) -> Option<Disk> {
         Disk::mount(&["-t", "tmpfs", "-o", &format!("size={size}"), "none"])
     }
 
@@ -46,12 +46,12 @@ impl Disk {
         Some(Disk(dir))
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    fn path(&self) -> &Path {
         self.0.path()
     }
 
     /// Takes all space but `left` bytes; removing the file gives it back.
-    pub(crate) fn fill(&self, left: u64) -> PathBuf {
+    fn fill(&self, left: u64) -> PathBuf {
         let path = self.path().join("filler");
         let mut filler = fs::File::create(&path).unwrap();
         while filler.write_all(&[0; 4096]).is_ok() {}

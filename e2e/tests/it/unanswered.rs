@@ -1,4 +1,4 @@
-//! The metadata gives no answer, or has no room, in the middle of writes, truncates, fsyncs and changes of names: each call
+//! The metadata gives no answer in the middle of writes, truncates, fsyncs and changes of names: each call
 //! may be tried again until it succeeds, nothing is stuck, and what succeeded and was fsynced is there after `kill -9`.
 
 use std::collections::BTreeSet;
@@ -11,38 +11,21 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use rfs_e2e::{Backend, Mount, MountOptions, Volume, run_ok};
+use rfs_e2e::{Backend, Mount, MountOptions, Volume};
 use rfs_testkit::{noise, wait_until};
-
-use crate::full_disk::Disk;
 
 const LIMIT: Duration = Duration::from_mins(1);
 const EIO: i32 = 5;
-const ENOSPC: i32 = 28;
 
 #[test]
 fn what_is_fsynced_after_foundationdb_did_not_answer_is_there() {
     let Some(volume) = Volume::format(Backend::FoundationDb) else { return };
     let server = volume.fdb.as_ref().expect("the volume has a server");
-    let work = Work::new(EIO);
+    let work = Work::default();
     survive(&volume, &work, || {
         server.suspend();
         work.wait_until_each("fails", &work.failures, [1; 3]);
         server.resume();
-    });
-}
-
-#[test]
-fn what_is_fsynced_after_the_metadata_had_no_room_is_there() {
-    let Some(disk) = Disk::of("24m") else { return };
-    let mut volume = Volume::unformatted(Backend::LocalDirectory).expect("needs no server");
-    volume.meta_url = format!("redb://{}", disk.path().join("meta.redb").display());
-    run_ok(&mut volume.rfs(&["format", &volume.meta_url, &volume.store_url]), LIMIT);
-    let work = Work::new(ENOSPC);
-    survive(&volume, &work, || {
-        let filler = disk.fill(64 << 10);
-        work.wait_until_each("fails", &work.failures, [1; 3]);
-        fs::remove_file(filler).unwrap();
     });
 }
 
@@ -80,9 +63,8 @@ fn names_in(mount: &Mount) -> BTreeSet<String> {
 }
 
 /// Three workers, each with a file or directory of its own, and how far they are.
+#[derive(Default)]
 struct Work {
-    /// How calls fail meanwhile.
-    errno: i32,
     enough: AtomicBool,
     /// Somebody is stuck: nobody tries again.
     given_up: AtomicBool,
@@ -95,16 +77,6 @@ const CUT: usize = 1;
 const NAME: usize = 2;
 
 impl Work {
-    fn new(errno: i32) -> Work {
-        Work {
-            errno,
-            enough: AtomicBool::default(),
-            given_up: AtomicBool::default(),
-            steps: Default::default(),
-            failures: Default::default(),
-        }
-    }
-
     fn wait_until_each(&self, what: &str, counts: &[AtomicU64; 3], least: [u64; 3]) {
         let counts = || counts.each_ref().map(|count| count.load(Ordering::Relaxed));
         let all = wait_until(2 * LIMIT, || counts().iter().zip(least).all(|(count, least)| *count >= least));
@@ -125,7 +97,7 @@ impl Work {
     }
 
     fn failed(&self, worker: usize, what: &str, error: &io::Error) {
-        assert_eq!(error.raw_os_error(), Some(self.errno), "{what}: {error}");
+        assert_eq!(error.raw_os_error(), Some(EIO), "{what}: {error}");
         self.failures[worker].fetch_add(1, Ordering::Relaxed);
     }
 

@@ -12,7 +12,7 @@
 //!
 //! What the kernel has in memory is read on the caller's thread. Where it has not, the disk is read in *windows*: a disk
 //! brings a MiB in about the time of sixteen single blocks, and what was written together is often read together. As
-//! that is not always so, windows are paid for with hits: whatever is read, they at most double what the disk does.
+//! that is not always so, windows are paid for with hits: whatever is read, they at most double what the disk does, and half a GiB.
 //!
 //! Lock order: the index and what is queued are leaves; the index is held for a lookup and never while reading or writing
 //! a file (except at its creation and removal).
@@ -67,7 +67,7 @@ const LOOK_BYTES: u64 = 1 << 20;
 const WINDOW_BYTES: u64 = 1 << 20;
 /// A window takes a disk as long as so many single blocks: so many hits pay for one.
 const WINDOW_HITS: u32 = 16;
-/// Windows that may be read before they have been paid for: half a GiB, about a second of a disk.
+/// Windows that may be read before they have been paid for: half a GiB.
 const WINDOWS_UNPAID: u32 = 512;
 
 /// Stored blocks on a local disk.

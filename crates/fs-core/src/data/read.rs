@@ -472,6 +472,9 @@ impl Reader {
     fn ask_disk_now(&self, wanted: &Wanted, part: &Range<u32>, hint: ReadHint) -> Option<Here> {
         let disk = self.disk.as_ref()?;
         let Block { stored_len, raw, checksum } = wanted.block;
+        if raw && stored_len != wanted.plain_len {
+            return None;
+        }
         // Of a compressed block all is needed.
         let stored_range = if raw { part.clone() } else { 0..stored_len };
         let Now::Here(stored) = disk.get_now(wanted.key, checksum, stored_range) else { return None };
@@ -614,10 +617,11 @@ impl Reader {
         match body {
             Ok(body) => {
                 self.counters.add(|counters| &counters.fetched_bytes, body.len() as u64);
-                // The next one is not fetched before this one has been written.
-                let body = Bytes::from_owner(RunBody { body, _room: room, _turn: turn });
+                // The next one is not fetched before this one has been written. What waits for that has a bound of its own.
+                let body = Bytes::from_owner(RunBody { body, _turn: turn });
                 let stored = |wanted: &Wanted| body.slice(within(&wanted.stored(), asked.start));
                 disk.offer(blocks.iter().map(|wanted| (wanted.key, stored(wanted))));
+                drop(room);
             }
             // Who needs the bytes fetches them, and tells.
             Err(failure) => tracing::debug!(text = failure.text, "run"),
@@ -806,10 +810,9 @@ impl Drop for Landing {
     }
 }
 
-/// What was fetched of a run, with the room and the turn that it has until it is no longer needed.
+/// What was fetched of a run, with the turn that it has until it is no longer needed.
 struct RunBody {
     body: Bytes,
-    _room: Room,
     _turn: Turn,
 }
 

@@ -87,9 +87,10 @@ impl Scattered {
         }
     }
 
-    /// Whether to fetch what is being read of the pack.
+    /// Whether to fetch what is being read of the pack, and it seems that there is a turn.
     pub(super) fn is_due(&self, pack: PackId) -> bool {
-        self.state.lock().is_due(pack)
+        let may_be = self.turns.available_permits() > 0 && self.credit.load(Ordering::Relaxed) >= PRICE;
+        may_be && self.state.lock().is_due(pack)
     }
 
     /// A turn to fetch what is being read of the pack, if that is due and paid for.
@@ -129,7 +130,7 @@ mod tests {
     fn a_run_is_fetched_once_some_of_it_was() {
         let scattered = Arc::new(Scattered::default());
         let turn = read_often(&scattered, 1).unwrap();
-        assert!(read_often(&scattered, 1).is_none(), "it is on its way");
+        assert!(read_often(&scattered, 1).is_none() && !scattered.is_due(PackId(1)), "it is on its way");
         drop(turn);
         assert!(scattered.turn(PackId(1)).is_none(), "it was");
         assert!(read_often(&scattered, 1).is_some(), "but not all of it");
@@ -139,8 +140,9 @@ mod tests {
     fn few_are_fetched_at_a_time() {
         let scattered = Arc::new(Scattered::default());
         let turns: Vec<_> = (0..AT_ONCE as u64).map(|pack| read_often(&scattered, pack).unwrap()).collect();
-        assert!(read_often(&scattered, 100).is_none());
+        assert!(read_often(&scattered, 100).is_none() && !scattered.is_due(PackId(100)));
         drop(turns);
+        assert!(scattered.is_due(PackId(100)));
         assert!(scattered.turn(PackId(100)).is_some(), "still due");
     }
 

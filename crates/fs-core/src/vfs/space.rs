@@ -70,7 +70,7 @@ impl Vfs {
     /// Reads what the metadata has of a file after a change that was not answered. Under the file's `flush_gate`.
     ///
     /// # Errors
-    /// The metadata store still does not answer.
+    /// The metadata store still does not answer, or has no room; `Stale` when the session was declared dead.
     pub(super) async fn make_sure(&self, inode: &InodeRef) -> Result<()> {
         let Some(change) = inode.state().unsure else { return Ok(()) };
         self.meta.fence(change).await?;

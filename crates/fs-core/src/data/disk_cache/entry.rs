@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::cache::BlockKey;
-use crate::types::PackId;
+use crate::types::{CHUNK_BYTES, PackId};
 
 const PAGE_BYTES: u32 = 4 << 10;
 const FIELDS_BYTES: usize = 32;
@@ -47,7 +47,7 @@ pub(super) fn encode(key: BlockKey, block: &[u8]) -> Vec<u8> {
     entry
 }
 
-fn header(key: BlockKey, len: u32, checksum: u64, sums_checksum: u64) -> [u8; HEADER_BYTES] {
+pub(super) fn header(key: BlockKey, len: u32, checksum: u64, sums_checksum: u64) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..8].copy_from_slice(&key.0.0.to_le_bytes());
     header[8..12].copy_from_slice(&key.1.to_le_bytes());
@@ -72,7 +72,7 @@ pub(super) fn scan(file: &File, offset: u64, file_len: u64) -> Option<(BlockKey,
     let (len, _) = rest.split_first_chunk()?;
     let len = u32::from_le_bytes(*len);
     let key = (PackId(u64::from_le_bytes(*pack)), u32::from_le_bytes(*pack_offset));
-    (offset + entry_bytes(len) <= file_len).then_some((key, len))
+    (u64::from(len) <= CHUNK_BYTES && offset + entry_bytes(len) <= file_len).then_some((key, len))
 }
 
 /// The pages that bytes of a block of `len` bytes lie in, as a range of its bytes.

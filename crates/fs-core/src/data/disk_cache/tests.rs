@@ -118,6 +118,19 @@ fn damage_anywhere_costs_entries_but_never_gives_wrong_bytes() {
 }
 
 #[test]
+fn a_header_that_says_more_than_a_block_can_be_ends_its_segment() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("segment");
+    for (len, is_entry) in [(1000, true), (16 << 20, true), ((16 << 20) + 1, false), (u32::MAX, false)] {
+        let header = entry::header((PackId(1), 64), len, 1, 2);
+        fs::write(&path, header).unwrap();
+        let file = open_options().open(&path).unwrap();
+        assert_eq!(entry::scan(&file, 0, u64::MAX).is_some(), is_entry, "{len}");
+        assert!(entry::scan(&file, 0, header.len() as u64).is_none(), "the block is not there");
+    }
+}
+
+#[test]
 fn damage_under_a_running_cache_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(&options(dir.path(), 1 << 20), VOLUME).unwrap();

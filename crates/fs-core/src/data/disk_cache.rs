@@ -12,7 +12,8 @@
 //!
 //! What the kernel has in memory is read on the caller's thread. Where it has not, the disk is read in *windows*: a disk
 //! brings a MiB in about the time of sixteen single blocks, and what was written together is often read together. As
-//! that is not always so, windows are paid for with hits: whatever is read, they at most double what the disk does, and half a GiB.
+//! that is not always so, windows are paid for with hits: whatever is read, they at most double what the disk does, and
+//! read half a GiB more.
 //!
 //! Lock order: the index and what is queued are leaves; the index is held for a lookup and never while reading or writing
 //! a file (except at its creation and removal).
